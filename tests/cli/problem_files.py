@@ -42,6 +42,14 @@ def with_keywords():
     call = lambda model, inputs: 2 * model(inputs)
     return *problem(), {"forward": call, "curvature": "both", "layers": ["0", "2"], "seed": 3}
 
+def half_momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.2, momentum=0.5)
+
+def with_optimizer():
+    model, loss, data = regression()
+    pairs = [data]
+    return model, loss, iter(pairs), {"optimizer": half_momentum}
+
 def with_lambdas():
     model, _, data = drawn()
     loss = lambda output, target: nn.functional.mse_loss(output, target)

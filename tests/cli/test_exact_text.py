@@ -29,6 +29,8 @@ COMMANDS = {
     "measure-dry-run": [f"{MEASURE} --dry-run"],
     "measure-both": [f"{MEASURE} --curvature both --layers 2"],
     "measure-stable": ["measure net.py:regression --lr 0.1"],
+    "measure-adamw": ["measure net.py:problem --optimizer adamw --lr 0.1"],
+    "advise": ["advise net.py:problem --optimizer momentum --lr 0.001"],
     "measure-unstable": ["measure net.py:regression --lr 0.5"],
     "measure-odd-names": ["measure net.py:odd_names"],
     "measure-unfinished": ["measure net.py:unfinished"],
@@ -53,7 +55,7 @@ COMMANDS = {
     "new": ["new"],
     "show": ["initialize net.py:problem --target 2 --scheme keep --save i.json", "show i.json"],
 }  # fmt: skip
-NARROW = ("measure-odd-names", "initialize", "initialize-race", "track", "compare", "sweep")
+NARROW = ("measure-odd-names", "advise", "initialize", "initialize-race", "track", "compare", "sweep")
 CASES = [(name, 100) for name in COMMANDS] + [(name, 40) for name in NARROW]
 
 

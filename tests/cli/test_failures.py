@@ -47,7 +47,7 @@ def test_a_failure_in_a_worker_is_the_user_s_own(run):
 def test_a_model_of_torch_s_modules_that_fails_shows_which_module(run):
     result = run("measure", "net.py:wrong_width")
     assert result.exit_code == 2
-    assert frames(result.stderr) == [("container.py", "forward"), ("linear.py", "forward")]
+    assert "Its layer 0, Linear(in_features=3, out_features=4, bias=False), got shape (8, 2)" in result.stderr
     assert "shapes cannot be multiplied (8x2 and 3x4)" in result.stderr
 
 

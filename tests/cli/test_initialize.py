@@ -47,7 +47,7 @@ def test_a_dry_run_writes_no_weights_and_says_how_to_keep_them(run, folder):
     assert result.stderr == NOTHING.replace("Pass", "Leave out --dry-run and pass")
     auto = run("initialize", "net.py:problem", "--lr", "auto", "--no-race")
     assert auto.stderr == NOTHING
-    assert auto.stdout.splitlines()[-1].startswith("learning rate: 0.")
+    assert auto.stdout.startswith("learning rate: 0.")
     assert [path.name for path in folder.iterdir() if path.is_file()] == ["net.py"]
 
 
@@ -60,11 +60,30 @@ def test_a_target_that_is_not_met_ends_with_1_and_still_writes(run, folder):
 
 
 def test_weights_that_are_left_flat_on_purpose_are_no_failure(run):
-    """For a small learning rate a quadratic loss is not sharpened: the command succeeds."""
+    """For a small learning rate a quadratic loss is not sharpened: the command succeeds, and says so."""
     result = run("initialize", "net.py:problem", "--lr", "1e-6", "--json", "--no-race")
     shown = Initialization.from_json(result.stdout)
-    assert (shown.converged, shown.scaling) == (False, "none")
+    assert (shown.converged, shown.scaling, shown.flat_enough) == (False, "none", True)
     assert result.exit_code == 0
+    text = run("initialize", "net.py:problem", "--lr", "1e-6", "--no-race").stdout
+    assert "Not sharpened: the network's" in text
+    assert "ot met" not in text
+
+
+def test_old_weights_that_were_put_back_end_with_1(run, calls):
+    put_back = {"converged": False, "scaling": "none", "kappa": None, "target": None, "trials": ()}
+    calls["result"] = replace(make_raced(), **put_back, reason="the loss blew up in every trial")
+    result = run("initialize", "net.py:problem", "--lr", 0.1, "--no-race")
+    assert "Not met: the loss blew up in every trial." in result.stdout
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "Target not met: the result says why.")
+
+
+def test_nothing_is_met_where_nothing_was_asked_for(run):
+    """Adam's rate asks for no curvature of a network without symmetries."""
+    shown = run("initialize", "net.py:problem", "--lr", 0.01, "--optimizer", "adamw", "--no-race").stdout
+    assert shown.startswith("No curvature was fitted, as steps of AdamW do not grow with the gradient: the w")
+    assert "Met" not in shown
+    assert "radient descent" not in shown
 
 
 def test_the_function_s_keywords_that_mean_the_same_are_taken_and_others_are_named(run, net):

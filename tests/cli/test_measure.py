@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hessinit import CurvatureReport, measure
+from hessinit import CurvatureReport, LearningRateAdvice, load, measure
 from hessinit.cli.measure import judge_rate
 from hessinit.results.curvature_report import ONLY_BOUNDED
 from result_examples import make_estimate, make_three_layers
@@ -70,7 +70,7 @@ def test_not_converging_prints_the_report_and_ends_with_1(run):
     strict = run("measure", "net.py:strictly_unfinished")
     assert (strict.exit_code, strict.stdout) == (1, "")
     assert strict.stderr.startswith("Not converged: ")
-    assert "did not reach tolerance=0.001" in strict.stderr
+    assert "did not reach --tolerance 0.001" in strict.stderr
 
 
 # A learning rate beside the curvature
@@ -85,7 +85,11 @@ def with_extremes(top: float, bottom: float = 0.0) -> CurvatureReport:
 @pytest.mark.parametrize(
     ("top", "lr", "said"),
     [
-        (8, 0.1, "lr·‖H‖ = 0.8; on a quadratic, gradient descent is stable up to 2. lr = 0.1 is stable"),
+        (
+            8,
+            0.1,
+            "lr·‖H‖ = 0.8; on a quadratic, plain gradient descent is stable up to 2. lr = 0.1 is st",
+        ),
         (8, 0.25, "lr·‖H‖ = 2; .*lr = 0.25 is stable"),
         (
             8,
@@ -110,3 +114,81 @@ def test_a_norm_that_was_only_bounded_judges_nothing_and_next_to_json_the_senten
     result = run("measure", "net.py:regression", "--lr", "0.1", "--json")
     assert CurvatureReport.from_json(result.stdout).to_json() == result.stdout
     assert result.stderr.startswith("lr·‖H‖ = 1.25; ")
+
+
+# The optimizer. Closed form of net.py:regression: H has the norm 12.5, so that SGD with momentum μ is stable
+# up to (2 + 2μ)/12.5.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stable", "lr"),
+    [
+        ("net.py:regression", 2 / 12.5, None),
+        ("net.py:regression --optimizer momentum --lr 0.3", 3.8 / 12.5, 0.3),
+        ("net.py:regression --optimizer nesterov", 3.8 / 2.8 / 12.5, None),
+        ("net.py:regression --optimizer net.py:half_momentum", 3 / 12.5, 0.2),
+        ("net.py:regression --optimizer net.py:half_momentum --lr 0.1", 3 / 12.5, 0.1),
+        ("net.py:with_optimizer", 3 / 12.5, 0.2),
+        ("net.py:with_optimizer --optimizer sgd", 2 / 12.5, None),
+    ],
+)
+def test_advise_reads_the_optimizer_of_the_option_or_of_the_problem(run, arguments, stable, lr):
+    result = run("advise", *arguments.split(), "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    advice = LearningRateAdvice.from_json(result.stdout)
+    assert (advice.stable_learning_rate, advice.lr) == (pytest.approx(stable, rel=1e-6), lr)
+
+
+def test_advise_says_the_learning_rate_first_and_draws_it(run, folder):
+    result = run("advise", "net.py:problem", "--optimizer", "adamw", "--html", "a.html", "--picture", "a.png")
+    first, second, *_ = result.stdout.splitlines()
+    number = LearningRateAdvice.from_json(
+        run("advise", "net.py:problem", "--optimizer", "adamw", "--json").stdout
+    ).learning_rate
+    assert (first, second) == (f"learning rate: {number:.3g}", "")
+    assert f"<strong>{first}</strong>" in (folder / "a.html").read_text(encoding="utf-8")
+    assert (folder / "a.png").exists()
+
+
+def test_advise_measures_on_one_mini_batch_where_its_size_is_given(run):
+    advice = run("advise", "net.py:problem", "--batch-size", "4", "--json").stdout
+    assert LearningRateAdvice.from_json(advice).examples == 4
+
+
+@pytest.mark.parametrize("options", ["", "--optimizer net.py:half_momentum"])
+def test_measure_shows_the_rates_of_the_optimizer_instead_of_gradient_descent_s(run, folder, options):
+    problem = "net.py:regression" if options else "net.py:with_optimizer"
+    result = run("measure", problem, *options.split(), "--html", "r.html", "--save", "r.json")
+    assert result.exit_code == 0
+    assert "For SGD(momentum=0.5): learning rate 0.04, unstable above 0.24" in " ".join(result.stdout.split())
+    assert "lr = 0.2 is stable" in result.stdout  # its own rate is judged
+    page = (folder / "r.html").read_text(encoding="utf-8")
+    assert "Learning rates of SGD(momentum=0.5) with these weights" in page
+    assert "radient descent" not in result.stdout + page.partition("<script")[0]
+    assert load("r.json").rates.stable_learning_rate == pytest.approx(0.24)
+    assert "unstable above 0.24" in run("show", "r.json").stdout
+
+
+def test_without_an_optimizer_the_rates_are_of_plain_gradient_descent_and_adam_is_mentioned(run, folder):
+    shown = " ".join(run("measure", "net.py:regression", "--html", "r.html").stdout.split())
+    assert "Plain gradient descent is unstable above lr = 2/‖H‖ = 0.16" in shown
+    assert "For momentum and Adam, see advise." in shown
+    page = (folder / "r.html").read_text(encoding="utf-8")
+    assert "Learning rates of plain gradient descent with these weights" in page
+
+
+COMMANDS = {
+    "track": "--lr 0.01 --steps 10",
+    "initialize": "--lr 0.01 --trial-steps 3",
+    "compare": "--steps 10 --seeds 1 --workers 1 --schemes default --learning-rates 0.01",
+    "sweep": "--steps 10 --seeds 1 --workers 1 --stds 0.1",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_trains_takes_adamw_and_a_function(run, command):
+    for optimizer, read in (("adamw", "adamw"), ("net.py:half_momentum", "momentum")):
+        options = f"{COMMANDS[command]} --batch-size 4 --optimizer {optimizer} --json"
+        result = run(command, "net.py:problem", *options.split())
+        assert result.exit_code == 0, result.output
+        assert read in json.loads(result.stdout)["optimizer"].lower()

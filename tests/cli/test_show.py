@@ -11,7 +11,14 @@ import hessinit
 from hessinit.results.reproduction import Findings
 from result_examples import COMPARISON, EVERY_KIND, REPORT, REPRODUCTION
 
-DRAWN = ("curvature report", "initialization", "comparison", "tracking", "reproduction")
+DRAWN = (
+    "curvature report",
+    "initialization",
+    "learning-rate advice",
+    "comparison",
+    "tracking",
+    "reproduction",
+)
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)

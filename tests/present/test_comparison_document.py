@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from hessinit.present import describe, draw, to_text
-from hessinit.present.comparison import collect_notes, conclude_comparison, rank_schemes
+from hessinit.present.comparison import collect_notes, conclude_comparison, loss_charts, rank_schemes
 from hessinit.present.document import HeatMap, LineChart, Series, Table
 from hessinit.results.comparison import Comparison
 from result_examples import example_comparison, make_comparison, make_run, make_sweep, two_schemes
@@ -159,3 +159,12 @@ def test_extremes_are_shown_all_the_same(losses):
             draw(comparison, each.name)[0].figure.canvas.draw()
             plt.close("all")
     assert "‖H‖" not in to_text(bare, 80)
+
+
+def test_the_axis_holds_hessinit_s_own_curve_however_high_it_begins():
+    high = Series("hessinit, lr 0.1", [500.0, 2.0], [1, 2], high=[600.0, 3.0], low=[400.0, 1.0])
+    other = Series("he, lr 0.1", [900.0, 1.0], [1, 2])
+    (chart,) = loss_charts("losses", "c", "d", [high, other], untrained=2.3, headroom=3.0)
+    assert chart.y_range[0] < 1 < 600 < chart.y_range[1] < 900
+    (chart,) = loss_charts("losses", "c", "d", [other, replace(other, y=[2.0, 1.0])], 2.3, 3.0)
+    assert chart.y_range[1] < 6.9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.image import imread
 
 from hessinit.present import document as doc
 from hessinit.present import to_page
@@ -163,6 +165,21 @@ def test_a_page_opens_offline_without_a_message_and_fits_its_window(browser, pag
             drawn = page.locator("figure .picture svg")
             assert drawn.count() == page.locator("figure").count() > 0
             assert min(drawn.nth(place).bounding_box()["width"] for place in range(drawn.count())) > 200
+
+
+def test_a_table_wider_than_a_phone_has_a_shade_at_its_edge_until_the_end(browser, pages):
+    def edge(page: Any) -> float:
+        """The brightness of the last pixels of the table's second row."""
+        box = page.locator(".table").first.bounding_box()
+        clip = {"x": box["x"] + box["width"] - 5, "y": box["y"] + 50, "width": 2, "height": 12}
+        return float(imread(io.BytesIO(page.screenshot(full_page=True, clip=clip)))[..., :3].mean())
+
+    with opened(browser, pages["comparison"], width=PHONE) as page:
+        shaded = edge(page)
+        page.evaluate("const t = document.querySelector('.table'); t.scrollLeft = t.scrollWidth")
+        assert shaded < edge(page) - 0.05
+    with opened(browser, pages["comparison"]) as page:
+        assert edge(page) > 0.99  # all of it fits
 
 
 def test_a_table_sorts_by_number_down_up_and_back(browser, tmp_path):

@@ -42,7 +42,7 @@ def test_losses_errors_divergences_and_best_rates_by_hand() -> None:
     assert (table.best_rate("he"), table.best_rate("lsuv"), table.best) == (0.1, 0.01, ("lsuv", 0.01))
     rising = compared(schemes=("he",), learning_rates=(0.01,))
     assert math.isnan(rising.best_rate("he"))  # the loss is finite, and above the first with one seed
-    with pytest.raises(ValueError, match="no scheme trains with every seed at any rate"):
+    with pytest.raises(ValueError, match="no scheme learns with every seed at any rate"):
         compared(schemes=("odd",)).best
     alone = compared(seeds=(0,), runs=tuple(run for run in table.runs if run.seed == 0))
     assert alone.loss("he", 0.01) == 1.0
@@ -65,3 +65,18 @@ def test_schemes_and_rates_that_were_not_compared_are_refused() -> None:
         compared().loss("glorot", 0.1)
     with pytest.raises(ValueError, match="learning_rate=0.2 was not tried; choose from 0.01, 0.1"):
         compared().loss("he", 0.2)
+
+
+def test_a_scheme_that_stays_at_the_loss_of_a_constant_prediction_is_not_the_best() -> None:
+    table = compared(constant_loss=0.8)
+    assert [table.learns("he", rate) for rate in (0.01, 0.1)] == [False, True]  # 0.75 is below 0.76
+    assert (table.trains("lsuv", 0.01), table.best) == (True, ("lsuv", 0.01))
+    alone = compared(schemes=("he",), learning_rates=(0.1,), constant_loss=0.78)
+    assert alone.trains("he", 0.1)
+    assert not alone.learns("he", 0.1)
+    with pytest.raises(ValueError, match="no scheme learns with every seed at any rate"):
+        alone.best
+    negative = compared(constant_loss=-1.0)  # of a likelihood
+    assert not negative.learns("lsuv", 0.01)
+    assert compared(constant_loss=None).learns("he", 0.1)
+    assert Comparison.from_json(table.to_json()).constant_loss == 0.8

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from hessinit import Comparison, apply_scheme_, measure, sweep
 from hessinit.errors import ProblemError
 from hessinit.training.data import derive, read_data
-from hessinit.training.loop import has_diverged
+from hessinit.training.loop import constant_loss, has_diverged
+from hessinit.training.workers import announce
 
 MODEL = problem.build()
 
@@ -145,7 +146,7 @@ def test_runs_that_diverge_fail_or_cannot_be_measured_are_marked_and_stop_nothin
     assert (broken.diverged, math.isfinite(broken.final_loss)) == (True, False)
     assert 1 <= broken.steps_done < 12
     assert (comparison.loss("he", 1e30), comparison.diverged("he", 1e30)) == (math.inf, 1)
-    assert comparison.best == ("he", 0.1)
+    assert comparison.best_rate("he") == 0.1
     assert not comparison.applies("odd")
     (odd,) = comparison.runs_of("odd", 0.1)
     assert (odd.steps_done, odd.diverged, odd.note) == (0, False, "this scheme refuses the model")
@@ -300,7 +301,7 @@ def test_progress_is_shown_on_a_terminal_only(
         ({"seeds": 0}, "seeds=0 must be a whole number, 1 or more"),
         ({"seeds": [-1]}, "seeds=-1 must be a whole number, 0 or more"),
         ({"steps": 9}, "steps=9 must be a whole number, 10 or more"),
-        ({"batch_size": 401}, "data hold 400 examples, fewer than batch_size=401; pass a smaller"),
+        ({"batch_size": 401}, "data hold 400 examples, fewer than batch_size=401; pass 400 or less"),
         ({"warmup": 13}, "warmup=13 is longer than the run; it must be at most steps=12"),
         ({"warmup": 3}, r"warmup=3 is for schemes with a warmup; name one, such as 'he\+warmup'"),
         (
@@ -340,3 +341,75 @@ def test_bad_arguments_of_compare_are_refused_before_any_run(arguments: dict[str
 def test_bad_arguments_of_sweep_are_refused_before_any_run(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ProblemError, match=message):
         sweep(problem.build, problem.LOSS, problem.data(), **{"steps": 12, "workers": 1, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("loss", "output", "targets", "expected"),
+    [
+        (nn.CrossEntropyLoss(), (6, 3), torch.tensor([0, 0, 0, 1, 1, 2]), 1.0114),  # the entropy
+        (nn.CrossEntropyLoss(), (2, 3, 4), torch.tensor([[0, 0, 0, 1], [0, 0, 1, 2]]), 0.9003),
+        (
+            nn.MSELoss(),
+            (4, 2),
+            torch.tensor([[1.0, 0.0], [3.0, 0.0], [1.0, 4.0], [3.0, 4.0]]),
+            2.5,
+        ),  # the variance
+        (nn.MSELoss(reduction="sum"), (4,), torch.tensor([1.0, 1.0, 3.0, 3.0]), 4.0),
+        (nn.BCEWithLogitsLoss(), (4, 1), torch.tensor([[1.0], [0.0], [0.0], [0.0]]), 0.5623),
+    ],
+)
+def test_the_loss_of_a_constant_prediction_is_that_of_the_closed_form(
+    loss: Any, output: tuple[int, ...], targets: Tensor, expected: float
+) -> None:
+    found = constant_loss(loss, torch.ones(output), [(None, targets)])
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_sweep_does_not_crown_weights_that_do_not_learn() -> None:
+    found = sweep(
+        problem.build,
+        problem.LOSS,
+        problem.data(),
+        workers=1,
+        stds=[0.3, 1e-4],
+        seeds=1,
+        steps=40,
+        learning_rate=0.2,
+    )
+    counts = torch.bincount(problem.data()[1]) / 400
+    entropy = -float((counts * counts.log()).sum())
+    assert found.constant_loss == pytest.approx(entropy, rel=0.02)  # on the mini-batches of an epoch
+    assert [found.learns(scheme, 0.2) for scheme in found.schemes] == [True, False]
+    assert "std 0.0001 does not learn in 40 steps at lr 0.2: the loss ends above 95 %" in found.verdict
+    nothing = sweep(
+        problem.build,
+        problem.LOSS,
+        problem.data(),
+        workers=1,
+        stds=[1e-4, 1e-5],
+        seeds=1,
+        steps=20,
+        learning_rate=0.01,
+    )
+    assert nothing.verdict.startswith("No scheme learns at lr 0.01: every loss ends above 95 % of a constant")
+
+
+def test_long_work_is_announced_with_what_makes_it_shorter(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hessinit.training.workers.LONG", 0.0)
+    problem.small(schemes=["he"], learning_rates=[0.1], seeds=1, progress=True)
+    assert "Fewer steps, seeds, schemes or learning rates" in capsys.readouterr().err
+    monkeypatch.setattr("hessinit.training.workers.LONG", 1e6)
+    problem.small(schemes=["he"], learning_rates=[0.1], seeds=1, progress=True)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(9.0, ""), (12.4, "about 12 seconds. S."), (200, "3 minutes"), (9000, "2 hours")]
+)
+def test_times_are_told_in_a_unit_that_fits(
+    seconds: float, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce(seconds, "S")
+    assert told in capsys.readouterr().err

@@ -9,7 +9,7 @@ import typer
 
 from hessinit._version import __version__
 from hessinit.cli.demo import demo
-from hessinit.cli.measure import initialize, measure, show
+from hessinit.cli.measure import advise, initialize, measure, show
 from hessinit.cli.problem_file import new
 from hessinit.cli.runs import compare, reproduce, sweep, track
 
@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for function in (demo, new, measure, initialize, track, compare, sweep, reproduce, show):
+for function in (demo, new, measure, advise, initialize, track, compare, sweep, reproduce, show):
     app.command()(function)
 
 
@@ -55,6 +55,7 @@ def describe(
       hessinit demo                      measure, initialize and train a network on embedded digits
       hessinit new net.py                a file to begin with
       hessinit measure net.py:problem    how sharp is each layer?
+      hessinit advise net.py:problem --optimizer adamw
       hessinit initialize net.py:problem --lr 0.1
       hessinit track net.py:problem --lr 0.1
     """

@@ -25,6 +25,32 @@ LIBRARY_FOLDERS = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "p
 BY_FUNCTION = re.compile(r"\b(dropout|reduction|check|forward|dtype)=")
 
 
+# Arguments that are options of the same name; and a value as messages write it, up to the punctuation.
+OPTIONS = (
+    "lr|optimizer|momentum|target|rule|scheme|scaling|layers|curvature|tolerance|precision|seed|device|report"
+    "|trial_steps|batch_size|steps|every|warmup|max_overhead|schemes|learning_rates?|stds|seeds|folder|workers"
+)
+VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s;,)]*[^\s;,.:)]"
+
+
+def in_options(text: str) -> str:
+    """The text with options in place of arguments; what stands in a call of Python stays.
+
+    >>> in_options("lr=-1 must be above 0; name others with layers='**', or call advise(…, lr=0.1).")
+    "--lr -1 must be above 0; name others with --layers '**', or call advise(…, lr=0.1)."
+    """
+
+    def replaced(found: re.Match[str]) -> str:
+        if found["name"] is None:
+            return found[0]
+        value = re.sub(r"[\[\]\"' ]", "", found["value"] or "")
+        shown = f"'{value}'" if "*" in value else value
+        return f"--{found['name'].replace('_', '-')}" + f" {shown}" * (shown not in ("", "True"))
+
+    text = re.sub(rf"\w\([^()]*\)|(?<![\w.])(?P<name>{OPTIONS})=(?P<value>{VALUE})?", replaced, text)
+    return text.replace("initialize_ with", "hessinit initialize with")
+
+
 class UserCodeError(Exception):
     """The user's own code failed; the message says where, and the failure itself is the `__cause__`."""
 
@@ -65,12 +91,12 @@ def failures_explained(doing: str, interrupted: str | None = None) -> Iterator[N
 
 def _explain(failure: BaseException, doing: str) -> NoReturn:
     if isinstance(failure, ProblemError):
-        message = str(failure)
+        message = in_options(str(failure))
         if BY_FUNCTION.search(message):
             message += " On the command line the function returns such arguments as a dict, its fourth value."
         stop(message)
     if isinstance(failure, ConvergenceError):
-        stop(f"Not converged: {failure}", NOT_CONVERGED)
+        stop(f"Not converged: {in_options(str(failure))}", NOT_CONVERGED)
     cause, what = failure, f"{doing} failed"
     if isinstance(failure, UserCodeError):
         cause, what = failure.__cause__ or failure, str(failure)

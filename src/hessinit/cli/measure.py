@@ -1,7 +1,9 @@
-"""`hessinit measure` and `initialize`: the curvature of the user's network, weights for it; and `show`."""
+"""`hessinit measure`, `advise` and `initialize`: curvature, learning rates, weights; and `show`."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,17 +14,21 @@ import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_CONVERGED, failures_explained, stop
 from hessinit.cli.output import Output, progress
-from hessinit.cli.problem_file import find_problem, load_problem, shared_keywords
+from hessinit.cli.problem_file import LoadedProblem, find_problem, load_problem, shared_keywords
 from hessinit.present.words import format_number
+from hessinit.results import curvature_report as results
 
 # What a problem may say to `measure` that means the same to initialize.
-SHARED = ("forward", "dropout", "layers", "curvature", "reduction", "check")
+SHARED = ("optimizer", "forward", "dropout", "layers", "curvature", "reduction", "check")
+# And to advise.
+ADVISED = (*SHARED, "dtype", "tolerance", "max_iterations", "seed")
 TRIAL_STEPS, BATCH_SIZE = 48, 64  # of the race
 
 
 def measure(
     problem: options.Problem,
     lr: Annotated[float | None, options.rate("Also say whether this learning rate is stable.")] = None,
+    optimizer: options.Optimizer = None,
     curvature: Annotated[
         Literal["gauss-newton", "hessian", "both"] | None,
         typer.Option(help="Which second derivative.  [default: gauss-newton]"),
@@ -55,6 +61,7 @@ def measure(
     Examples:
       hessinit measure net.py:problem
       hessinit measure net.py:problem --lr 0.1 --html report.html
+      hessinit measure net.py:problem --optimizer adamw
       hessinit measure net.py:problem --curvature both --layers 'conv*'
       hessinit measure net.py:problem --jacobians --diagnostics
       hessinit measure net.py:problem --dry-run
@@ -77,25 +84,116 @@ def measure(
         failures_explained(f"measuring {problem}", unfinished),
         progress(f"Measuring {problem} …", measuring=True) as show,
     ):
-        loaded = load_problem(place, seed=seed, device=device)
-        given = {"progress": show, **loaded.keywords, **chosen}
-        report = hessinit.measure(loaded.model, loaded.loss, loaded.batch, **given)
-    output.write(report, after=None if lr is None else judge_rate(report, lr, problem))
+        loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
+        given = {**loaded.keywords, **chosen}
+        used = given.pop("optimizer", "sgd")
+        loaded = loaded if used == "sgd" else _read_once(loaded)
+        report = hessinit.measure(
+            loaded.model, loaded.loss, loaded.batch, progress=announced(show, loaded.model), **given
+        )
+        advice = None
+        if used != "sgd" and not dry_run:
+            given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
+            known = {name: given[name] for name in ADVISED if name in given} | {"optimizer": used, "lr": lr}
+            advice = hessinit.advise(loaded.model, loaded.loss, loaded.batch, **{**known, "check": False})
+            report = replace(report, rates=results.OptimizerRates(
+                optimizer=advice.optimizer, learning_rate=advice.learning_rate, lr=advice.lr,
+                stable_learning_rate=advice.stable_learning_rate, converged=advice.converged,
+            ))  # fmt: skip
+    judged = lr if advice is None else advice.lr
+    output.write(report, after=None if judged is None else judge_rate(report, judged, problem, advice))
     if not dry_run and not report.converged:
         missed = f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}."
         stop(missed, NOT_CONVERGED)
 
 
-def judge_rate(report: hessinit.CurvatureReport, lr: float, problem: str) -> str:
+def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
+    """The progress of a measurement, and before a long one a line with the time that its plan expects."""
+    from hessinit.training.workers import announce
+
+    modules = model.modules() if hasattr(model, "modules") else ()
+    shorter = "Fewer examples, --layers NAMES or a larger --tolerance make it shorter"
+    if any("BatchNorm" in type(one).__name__ and one.training for one in modules):
+        shorter += "; so does model.eval(), with which BatchNorm takes its running statistics and ‖H‖ is not "
+        shorter += "that of training"
+
+    def tell(state: Any) -> None:
+        if not state.products:
+            announce(state.seconds_left, shorter)
+        show(state)
+
+    return tell
+
+
+def judge_rate(report: hessinit.CurvatureReport, lr: float, problem: str, advice: Any = None) -> str:
     """Return lr·‖H‖, what the advice says of this learning rate, and the command that helps."""
+    if advice is not None:
+        return advice.warmup.reason
     if not report.network_measured:
         return f"lr = {lr:g}: the network's ‖H‖ was not measured, only bounded (network=False)."
     advice = report.advice("sgd", lr=lr)
     product = format_number(lr * report.network.norm)
-    said = f"lr·‖H‖ = {product}; on a quadratic, gradient descent is stable up to 2. {advice.warmup.reason}"
+    stable = "on a quadratic, plain gradient descent is stable up to 2"
+    said = f"lr·‖H‖ = {product}; {stable}. {advice.warmup.reason}"
     if lr <= advice.stable_learning_rate:
         return said
     return f"{said}\nNext: hessinit initialize {problem} --lr {lr:g}"
+
+
+def _read_once(loaded: LoadedProblem) -> LoadedProblem:
+    """The problem with its batches in a list: an iterator gives them only once, and a loader shuffles."""
+    from hessinit.problem.batches import read_batches
+
+    if isinstance(loaded.batch, tuple):
+        return loaded
+    return loaded._replace(batch=[(one.inputs, one.targets) for _, one in read_batches(loaded.batch)])
+
+
+def advise(
+    problem: options.TrainedProblem,
+    optimizer: options.Optimizer = None,
+    lr: Annotated[float | None, options.rate("Also say whether this learning rate is stable.")] = None,
+    batch_size: Annotated[
+        int | None,
+        options.whole("Measure on one mini-batch of your training.  [default: all data]"),
+    ] = None,
+    layers: options.Layers = None,
+    curvature: options.OneCurvature = None,
+    tolerance: options.Tolerance = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    as_json: options.AsJson = False,
+    html: options.AsHtml = None,
+    save: options.Save = None,
+    picture: options.Picture = None,
+) -> None:
+    """Say which learning rate suits your optimizer.
+
+    It follows from the curvature that the optimizer sees. The first line is the learning rate; then come the
+    largest stable one, whether to warm up, and why.
+
+    \b
+    Examples:
+      hessinit advise net.py:problem --optimizer adamw
+      hessinit advise net.py:problem --optimizer momentum --lr 0.1
+      hessinit advise net.py:problem --optimizer train.py:make_optimizer --batch-size 64
+
+    Exit status: 0 done, 1 not converged, 2 wrong usage, 130 interrupted.
+    """
+    place = find_problem(problem)
+    output = Output(as_json, html, save, picture, reads=place.file)
+    chosen = options.given(lr=lr, layers=layers, curvature=curvature, tolerance=tolerance, seed=seed)
+    with (
+        failures_explained(f"advising on {problem}", "the advice was not finished, and nothing was written."),
+        progress(f"Measuring {problem} …"),
+    ):
+        loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
+        batch = loaded.batch if batch_size is None else _cut(loaded.batch, batch_size, 1, seed or 0)[0]
+        given = {**shared_keywords(loaded, ADVISED, problem), **chosen}
+        advice = hessinit.advise(loaded.model, loaded.loss, batch, **given)
+    output.write(advice)
+    if not advice.converged:
+        stop("Not converged: the advice is marked ~.", NOT_CONVERGED)
 
 
 def _read_rate(text: str | None) -> str | None:
@@ -136,10 +234,7 @@ def initialize(
         Literal["auto", "all", "last", "small-output"] | None,
         typer.Option(help="Which weights are scaled to meet the target.  [default: auto]"),
     ] = None,
-    optimizer: Annotated[
-        Literal["sgd", "momentum", "nesterov", "adam", "adamw"] | None,
-        typer.Option(help="Whose steps the curvature must fit.  [default: sgd]"),
-    ] = None,
+    optimizer: options.Optimizer = None,
     momentum: Annotated[float | None, options.number("Of momentum and nesterov.  [default: 0.9]")] = None,
     no_race: Annotated[
         bool,
@@ -205,31 +300,45 @@ def initialize(
         stop(f"{race_only}; pass --lr without --no-race, or leave them out.")
     chosen = options.given(
         lr=lr if lr in (None, "auto") else float(lr or 0), target=target, rule=rule, scheme=scheme,
-        scaling=scaling, optimizer=optimizer, momentum=momentum, layers=layers,
+        scaling=scaling, momentum=momentum, layers=layers,
         curvature=curvature, tolerance=tolerance, seed=seed, dry_run=dry_run, report=report,
         trial_steps=trial_steps,
     )  # fmt: skip
     unfinished = "the initialization was not finished, and nothing was written."
     with (
         failures_explained(f"initializing {problem}", unfinished),
-        progress(f"Initializing {problem} …") as on_step,
+        progress(f"Initializing {problem} …") as show,
     ):
-        loaded = load_problem(place, seed=seed, device=device)
+        loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
         keywords, batch = shared_keywords(loaded, SHARED, problem), loaded.batch
         if race:
             batch, data = _cut(loaded.batch, batch_size, trial_steps or TRIAL_STEPS, seed or 0)
-            keywords |= {"data": data, "progress": on_step}
+            keywords |= {"data": data, "progress": announced_race(show)}
         result = hessinit.initialize_(loaded.model, loaded.loss, batch, **{**keywords, **chosen})
-    # A race that chose the rate says so itself.
-    chosen_rate = lr == "auto" and not race and result.lr is not None
-    output.write(result, after=f"learning rate: {result.lr:.3g}" if chosen_rate else None)
+    output.write(result)
     if weights is None:
         how = "Leave out --dry-run and pass" if dry_run else "Pass"
         typer.echo(f"No weights were written. {how} --weights FILE.safetensors to keep them.", err=True)
     if race and not result.converged:
         stop("No candidate survived the race: the result says more.", NOT_CONVERGED)
-    if not result.converged and result.scaling != "none":  # left flat on purpose is no failure
+    if not result.converged and not result.flat_enough:
         stop("Target not met: the result says why.", NOT_CONVERGED)
+
+
+def announced_race(show: Callable[..., None]) -> Callable[[int, int, str], None]:
+    """The progress of a race, and after its first four steps a line with the time that a long one takes."""
+    from hessinit.training.workers import announce
+
+    times = []
+
+    def tell(done: int, planned: int, name: str) -> None:
+        times.append(time.perf_counter())
+        if done == 4:  # the first step includes what torch does once
+            shorter = "A smaller --batch-size or --trial-steps makes it shorter; --no-race leaves it out"
+            announce((times[-1] - times[0]) / 3 * planned, shorter)
+        show(done, planned, name)
+
+    return tell
 
 
 def _cut(given: Any, batch_size: int | None, steps: int, seed: int) -> tuple[Any, Any]:

@@ -7,8 +7,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from hessinit.errors import did_you_mean
+
 LARGEST_SEED = 2**32 - 1  # of numpy; torch would take more
 PROBLEM = "FILE.py:FUNCTION"
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw")
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -37,6 +40,13 @@ def read_numbers(values: list[str] | None) -> list[float] | None:
         raise typer.BadParameter(f"{','.join(items)!r} must be numbers separated by commas.") from None
 
 
+def read_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no number; give one, such as 0.1.") from None
+
+
 def check_rate(lr: float | None) -> float | None:
     """Refuse a learning rate that no step can have."""
     if lr is not None and not 0 < lr < float("inf"):
@@ -44,11 +54,22 @@ def check_rate(lr: float | None) -> float | None:
     return lr
 
 
+def check_optimizer(text: str | None) -> str | None:
+    """Refuse what is neither a name nor of the form FILE.py:FUNCTION."""
+    if text is None or text in OPTIMIZERS or ":" in text:
+        return text
+    listed = ", ".join(OPTIMIZERS)
+    raise typer.BadParameter(
+        f"{text!r} is unknown; choose from {listed}, or give a function that builds one, as net.py:optimizer."
+        f"{did_you_mean(text.lower(), [*OPTIMIZERS])}"
+    )
+
+
 def _problem(returns: str) -> Any:
     return typer.Argument(
         metavar=PROBLEM,
-        help=f"A function without arguments that returns {returns} It may add a dict of keyword arguments "
-        "for hessinit.measure, such as forward. Also as package.module:function.",
+        help=f"A function without arguments that returns {returns} It may add a dict: optimizer, and keyword "
+        "arguments for hessinit.measure, such as forward. Also as package.module:function.",
         show_default=False,
     )
 
@@ -62,11 +83,11 @@ def numbers(help: str) -> Any:
 
 
 def number(help: str) -> Any:
-    return typer.Option(metavar="X", help=help)
+    return typer.Option(parser=read_number, metavar="X", help=help)
 
 
 def rate(help: str, **more: Any) -> Any:
-    return typer.Option(callback=check_rate, metavar="X", help=help, **more)
+    return typer.Option(parser=read_number, callback=check_rate, metavar="X", help=help, **more)
 
 
 def whole(help: str, least: int = 1, most: int | None = None) -> Any:
@@ -106,8 +127,13 @@ Seeds = Annotated[int | None, whole("How many seeds for each.  [default: 3]")]
 Steps = Annotated[int | None, whole("Training steps of each run.  [default: 200]", 10)]
 BatchSize = Annotated[int | None, whole("Examples in a mini-batch.  [default: 64]")]
 Optimizer = Annotated[
-    Literal["sgd", "momentum", "adam"] | None,
-    typer.Option(help="Plain SGD, with momentum 0.9, or Adam.  [default: sgd]"),
+    str | None,
+    typer.Option(
+        callback=check_optimizer,
+        metavar="NAME",
+        help=f"{', '.join(OPTIMIZERS)}, or FILE.py:FUNCTION: a function of the parameters (and the rate) "
+        "that builds a torch optimizer.  [default: the problem's, or sgd]",
+    ),
 ]
 Warmup = Annotated[int | None, whole("Steps over which the learning rate rises linearly.")]
 WithoutCurvature = Annotated[bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")]

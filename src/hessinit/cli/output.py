@@ -10,16 +10,16 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from hessinit import present
-from hessinit.cli.failures import INTERRUPTED, WRONG_USAGE, import_torch, stop
+from hessinit.cli.failures import INTERRUPTED, WRONG_USAGE, import_torch, in_options, stop
 from hessinit.errors import ConvergenceWarning
-from hessinit.present.document import Document
+from hessinit.present.document import Document, Paragraph, Table
 from hessinit.results.result import replacing, write_text
 
 PICTURES = (".png", ".pdf", ".svg")
@@ -114,16 +114,34 @@ class Output:
         if after is not None and self.json:
             typer.echo(after, err=True)
         elif after is not None:
-            print_text(after)
+            print_text(in_options(after))
 
 
 def print_result(result: Any) -> None:
     """Print a result or a document, in colour on a terminal; into a pipe, what print(result) gives."""
     from hessinit.present.terminal import render_text
 
-    document = result if isinstance(result, Document) else present.describe(result)
+    document = _in_options(result if isinstance(result, Document) else present.describe(result))
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     sys.stdout.write(render_text(document, color=sys.stdout.isatty() and not plain) + "\n")
+
+
+def _in_options(document: Document) -> Document:
+    """The texts with the options of the command in place of Python's arguments."""
+    sections = []
+    for section in document.sections:
+        blocks: list[Any] = list(section.blocks)
+        for place, block in enumerate(blocks):
+            if isinstance(block, Paragraph):
+                blocks[place] = replace(block, text=in_options(block.text))
+            elif isinstance(block, Table):
+                columns = [
+                    replace(one, cells=list(map(in_options, one.cells))) if one.wraps else one
+                    for one in block.columns
+                ]
+                blocks[place] = replace(block, columns=columns)
+        sections.append(replace(section, blocks=blocks))
+    return replace(document, verdict=list(map(in_options, document.verdict)), sections=sections)
 
 
 def print_text(text: str) -> None:

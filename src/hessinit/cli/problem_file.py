@@ -26,6 +26,7 @@ STARTER = '''\
 """A problem for hessinit: a model, its loss, and data. It runs as it is; put your own in.
 
     hessinit measure {name}:problem                how sharp is each layer?
+    hessinit advise {name}:problem                 which learning rate? add --optimizer adamw
     hessinit initialize {name}:problem --lr 0.1    weights that fit a learning rate
     hessinit track {name}:problem --lr 0.1         sharpness while it trains
     hessinit compare {name}:problem                which initialization trains best?
@@ -76,6 +77,9 @@ def problem():
     #         return model(inputs["tokens"], mask=inputs["mask"]).logits
     #
     #     return model, loss, data, {{"forward": forward}}
+    #
+    # The same dict may name the optimizer of your training, {{"optimizer": "adamw"}}, or hold a function that
+    # builds it: {{"optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=3e-4)}}.
 '''
 
 
@@ -84,7 +88,8 @@ def new(
 ) -> None:
     """Write a commented file that runs, to put your network in.
 
-    It holds a small network and real digits, and works with measure, initialize, track, compare and sweep.
+    It holds a small network and real digits, and works with measure, advise, initialize, track, compare and
+    sweep.
 
     \b
     Examples:
@@ -124,6 +129,11 @@ class LoadedProblem(NamedTuple):
     batch: Any
     keywords: dict[str, Any]
 
+    def with_optimizer(self, text: str) -> LoadedProblem:
+        """The same with an optimizer by its name, or by the function of FILE.py:FUNCTION."""
+        optimizer = _load_function(find_problem(text)) if ":" in text else text
+        return self._replace(keywords={**self.keywords, "optimizer": optimizer})
+
 
 def find_problem(text: str) -> Place:
     """Return the place `file.py:function`; a missing file ends the command before anything is imported."""
@@ -138,25 +148,38 @@ def find_problem(text: str) -> Place:
     file = Path(source).resolve()
     if file.suffix != ".py" or not file.is_file():
         near = did_you_mean(file.name, [each.name for each in file.parent.glob("*.py") if each.is_file()])
-        stop(f"{source} must be an existing Python file; there is none of that name in {file.parent}.{near}")
+        way = near or f" `hessinit new {source}` writes one to begin with." * source.endswith(".py")
+        stop(f"{source} must be an existing Python file; there is none of that name in {file.parent}.{way}")
     return Place(source, function, file.stem, file.parent, file, is_file)
 
 
-def load_problem(place: Place, *, seed: int | None, device: str | None) -> LoadedProblem:
-    """Seed what the file may draw from, call its function, and move the model; a batch follows the model."""
-    import torch
+def load_problem(
+    place: Place, *, seed: int | None, device: str | None, optimizer: str | None = None
+) -> LoadedProblem:
+    """Seed what the file may draw from, call its function, and move the model; a batch follows the model.
 
-    if device is not None:
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError) as failure:
-            reason = str(failure).strip().splitlines()[0].rstrip(".")
-            stop(f"--device {device} cannot be used here: {reason}.")
+    The `optimizer` that was asked for is put in the place of the problem's own.
+    """
+    check_device(device)
     _seed(seed or 0)
     loaded = _call(_load_function(place), place)
     if device is not None and hasattr(loaded.model, "to"):
         loaded.model.to(device)
-    return loaded
+    return loaded if optimizer is None else loaded.with_optimizer(optimizer)
+
+
+def check_device(device: str | None) -> None:
+    """Refuse a device that torch does not have here, before the user's file is run."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as failure:
+        reason = str(failure).strip().splitlines()[0].rstrip(".")
+        if reason.startswith("Expected one of"):  # some twenty words, of which nobody has the hardware
+            reason = "torch has no device of that name"
+        known = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        stop(f"--device {device} cannot be used: {reason}. This machine has {', '.join(known)}.")
 
 
 def shared_keywords(loaded: LoadedProblem, shared: Iterable[str], problem: str) -> dict[str, Any]:
@@ -225,12 +248,12 @@ def _call(function: Callable[[], Any], place: Place) -> LoadedProblem:
     if len(pieces) != 4 or not isinstance(pieces[3], dict):
         raise ProblemError(
             f"{who} returned {', '.join(type(one).__name__ for one in pieces)}; it must return model, loss, "
-            "batch, and may add a dict of keyword arguments for hessinit.measure."
+            "batch, and may add a dict: optimizer, and keyword arguments for hessinit.measure."
         )
     parameters = inspect.signature(hessinit.measure).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for name in pieces[3]:
-        choose(f"{who}: keyword", name, known)
+        choose(f"{who}: keyword", name, ["optimizer", *known])
     return LoadedProblem(*pieces)
 
 
@@ -250,7 +273,8 @@ class Builder:
             module = importlib.import_module(place.module) if mute else None
             self.function = getattr(module, place.function) if module else _load_function(place)
 
-    def load(self) -> LoadedProblem:
+    def load(self, device: str | None = None) -> LoadedProblem:
+        check_device(device)
         _seed(0)
         return _call(self.function, self.place)
 

@@ -24,7 +24,7 @@ from hessinit.present.words import count, format_number
 
 TRACKED = 256  # examples on which the curvature is tracked, and to which the weights are fitted
 # What a problem may say to `measure` that means the same to track.
-SHARED = ("forward", "layers", "curvature", "reduction", "check")
+SHARED = ("optimizer", "forward", "layers", "curvature", "reduction", "check")
 REPRODUCTION = Path("reproduction")
 SCHEDULER, CONNECTING = "tcp://192.168.0.10:8786", 5  # an example, and the seconds until it has answered
 
@@ -128,8 +128,10 @@ def _run_grid(verb: str, problem: str, **chosen: Any) -> None:
     ):
         with progress(f"Loading {problem} …"):
             build = Builder(place)
-            loaded = build.load()
-        keywords = shared_keywords(loaded, ["forward"], problem)
+            loaded = build.load(chosen.get("device"))
+            if (optimizer := chosen.pop("optimizer", None)) is not None:
+                loaded = loaded.with_optimizer(optimizer)
+        keywords = shared_keywords(loaded, ["optimizer", "forward"], problem)
         with stdout_for_results():
             comparison = getattr(hessinit, verb)(build, loaded.loss, loaded.batch, **keywords, **chosen)
     output.write(comparison)
@@ -182,7 +184,10 @@ def track(
         bool, typer.Option("--each-layer", help="Track every layer, not only the network.")
     ] = False,
     max_overhead: Annotated[
-        float | None, options.number("Maximum fraction of wall-clock time spent measuring.  [default: 0.1]")
+        float | None,
+        options.number(
+            "Maximum fraction of the time spent measuring; 5 s are always allowed.  [default: 0.1]"
+        ),
     ] = None,
     log: Annotated[Path | None, options.path("Write every point there at once, as a line of JSON.")] = None,
     layers: options.Layers = None,
@@ -215,7 +220,7 @@ def track(
     if log is not None and log.exists():
         stop(f"--log {log} exists and was left as it is; give another name, or remove it first.")
     chosen = options.given(
-        lr=lr, steps=steps, every=every, optimizer=optimizer, batch_size=batch_size, warmup=warmup,
+        lr=lr, steps=steps, every=every, batch_size=batch_size, warmup=warmup,
         each_layer=each_layer, max_overhead=max_overhead, layers=layers, curvature=curvature, seed=seed,
         name=problem,
     )  # fmt: skip
@@ -226,7 +231,7 @@ def track(
         try:
             with failures_explained(f"tracking {problem}"):
                 with progress(f"Loading {problem} …"):
-                    loaded = load_problem(place, seed=seed, device=device)
+                    loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
                     chosen = {**shared_keywords(loaded, SHARED, problem), **chosen}
                     if initialize:
                         initialization, loaded = _fit(loaded, chosen)

@@ -17,6 +17,7 @@ from hessinit.errors import ProblemError, WeightsError
 from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.determinism import check_forward
 from hessinit.problem.problem import Problem, explained_derivatives
+from hessinit.problem.validate import name_large_inputs
 
 Direction = Mapping[str, Tensor]
 
@@ -380,8 +381,11 @@ LINEAR_LOSS = (
 )
 SATURATED_LOSS = (
     "the loss is saturated: it bends at smaller outputs of the model, but at these it is flat or straight to "
-    "the last digit, as a softmax is that is sure of every example. Scale the weights of the last layers "
-    "down, or draw new ones; in training, the learning rate was too large."
+    "the last digit, as a softmax is that is sure of every example."
+)
+DRAW_AGAIN = (
+    "Scale the weights of the last layers down, or draw new ones; in training, the learning rate was too "
+    "large."
 )
 # Of an output's own curvature; beyond, a square root would be one of rounding errors.
 _MOST_ROUNDING = 1e-4
@@ -503,5 +507,6 @@ def _flat_loss_error(evaluation: Evaluation) -> ProblemError:
             break
         (bend,) = torch.autograd.grad(gradient, smaller, probe, materialize_grads=True)
         if bool((bend.isfinite() & (bend != 0)).any()):
-            return WeightsError(SATURATED_LOSS)
+            cause = name_large_inputs(evaluation.batch.inputs)
+            return WeightsError(f"{SATURATED_LOSS} {cause or DRAW_AGAIN}")
     return ProblemError(LINEAR_LOSS)

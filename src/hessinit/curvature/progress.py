@@ -65,6 +65,12 @@ class Progress:
         self._counts: Counter[str] = Counter()
         self._done: list[str] = []
 
+    def expect(self, seconds: float) -> None:
+        """The time that the plan expects from now on, told before the first product, if it is long."""
+        now = time.perf_counter()
+        if seconds >= QUIET_SECONDS:
+            self._tell(now, seconds, "")
+
     def product(self, name: str = "") -> None:
         """One more product was made, for the leaf of that name."""
         now = time.perf_counter()

@@ -142,8 +142,10 @@ def _product(evaluation: Evaluation, curvature: str) -> dict[str, Tensor]:
     """The curvature times a vector that is the same in every precision."""
     problem, names = evaluation.problem, list(evaluation.leaves)
     if curvature == "gauss-newton":
-        tangent = _random(evaluation.output, problem.seed)
-        pulled = evaluation.pull(names, evaluation.output_hessian(tangent))
+        output, leaves = evaluation.output, [evaluation.leaves[name] for name in names]
+        bent = evaluation.output_hessian(_random(output, problem.seed))
+        evaluation.forget()  # the backward pass frees the graph: that in float64 is twice as large
+        pulled = torch.autograd.grad(output, leaves, bent, materialize_grads=True)
         return dict(zip(names, pulled, strict=True))
     operator = operators.HessianOperator([evaluation], names)
     vectors = [

@@ -172,7 +172,11 @@ def _solve_network(
 ) -> Solution:
     output = model.output()
     if config.is_adaptive and config.lr is not None:
-        reason = f"steps of {config.optimizer} do not grow with the gradient: no curvature is asked for"
+        drawn = "the given weights" if config.scheme == "keep" else f"the weights of {config.scheme_name}"
+        name = "AdamW" if config.optimizer == "adamw" else "Adam"
+        reason = (
+            f"no curvature was fitted, as steps of {name} do not grow with the gradient: {drawn} are kept"
+        )
         rate, decoupled = config.lr, config.optimizer == "adamw"
         if rate == "auto":
             rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)

@@ -24,7 +24,7 @@ from hessinit.init.trace import Derived, Signal, Trace, leaves_of
 from hessinit.problem.batches import cast, map_tensors, tensors_in
 from hessinit.problem.double_backward import twice_differentiable
 from hessinit.problem.preserve import UserState, untouched_random_state
-from hessinit.problem.problem import Forward
+from hessinit.problem.problem import Forward, explain_module
 
 Add = Callable[..., Signal]  # `Trace.add` with a shape
 _BY_CHANNEL = ("mul", "div", "prelu")
@@ -352,6 +352,7 @@ def run(
                 "the forward differentiates by its own weights, as that of MAML does, and a scheme runs it "
                 'on copies without gradient. initialize_ with scheme="keep" scales the weights as they are.'
             ) from failure
+        explain_module(failure, model, inputs)
         call = "forward(model, sample)" if forward is not None else "model(sample)"
         raise ProblemError(
             f"the forward fails on the sample ({type(failure).__name__}: {failure}). sample= is what the "

@@ -30,7 +30,7 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
     optimizer; pretrained weights would be lost. A dict holds options of `hessinit.initialize_`. A run that
     resumes from a checkpoint is never initialized, and continues its file: `path`, by default
     `curvature.jsonl` in the Trainer's `output_dir`. Scalars go to TensorBoard where the Trainer reports
-    there, and to the active W&B run. The other options are those of `hessinit.track`: every (100),
+    there, and to the active W&B run. The other options are those of `hessinit.track`: every (10),
     max_overhead (0.1), and so on.
 
     Training is not changed by a bit, but for `initialize`. Under DDP the first rank works while the others

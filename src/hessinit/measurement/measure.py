@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessinit._version import __version__
 from hessinit.curvature import derivative_check, engines, operators, rounding_error, shares
 from hessinit.curvature import progress as progress_of
-from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.curvature.evaluation import Evaluation, SoftmaxHessian, evaluate, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
+from hessinit.problem import validate
 from hessinit.problem.double_backward import matrix_products
 from hessinit.problem.problem import PRECISIONS, Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.ranks import Ranks, on_all_ranks
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Kind = TypeVar("Kind", bound=operators.WeightOperator)
+LONG_EVALUATION = 0.5  # seconds: then `progress` is first told the time that the plan expects
 SOFTWARE = {"hessinit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
@@ -42,8 +45,9 @@ def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> lis
 
 
 def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
-    """Notes for the report: unused, frozen and random parts of the model."""
-    notes = []
+    """Notes for the report: unused, frozen and random parts of the model, and what training would not do."""
+    notes = [*_note_batch_norm(problem.model), *_note_softmax(evaluations[0])]
+    notes += [said for one in problem.batches[:1] if (said := validate.name_large_inputs(one.inputs))]
     leaves = unused_leaves(evaluations)
     unused = [layer.name for layer in in_running_order(problem, evaluations) if layer.parameter in leaves]
     if unused:
@@ -55,6 +59,32 @@ def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, 
     if problem.dropout == "freeze":
         notes.append(f"Random layers were frozen to one draw (seed {problem.seed}).")
     return tuple(notes)
+
+
+def _note_batch_norm(model: nn.Module) -> Iterator[str]:
+    norms = [one for one in model.named_modules() if isinstance(one[1], _BatchNorm) and not one[1].training]
+    for name, first in norms[:1]:
+        counted = first.num_batches_tracked
+        new = ", still 0 and 1," if counted is not None and not counted else ""
+        yield (
+            f"BatchNorm is in eval mode ({name or 'the model'}{' …' if len(norms) > 1 else ''}): ‖H‖ is that "
+            f"with its running statistics{new} as constants. Training uses the batch's: model.train() "
+            "measures that, and takes longer, since examples then depend on one another."
+        )
+
+
+def _note_softmax(evaluation: Evaluation) -> Iterator[str]:
+    """The note on a softmax before a cross-entropy, which applies one itself."""
+    output = evaluation.output.detach()
+    axes = [axis for axis in {1, output.ndim - 1} if output.ndim > axis and output.shape[axis] > 1]
+    sums = [output.sum(axis) for axis in axes if bool((output >= 0).all())]
+    sure = any(bool(((one - 1).abs() < 1e-4).all()) for one in sums)
+    if sure and SoftmaxHessian.found(output, evaluation.at_output, evaluation.problem.seed) is not None:
+        yield (
+            "The model's outputs are probabilities (they sum to 1), and the loss is a cross-entropy, which "
+            "applies a softmax itself: two make gradients small, and the loss cannot come near 0. Return the "
+            "logits, without the softmax."
+        )
 
 
 def note_unchecked(check: bool) -> tuple[str, ...]:
@@ -77,7 +107,9 @@ def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tup
 
 
 def versions_of(problem: Problem) -> dict[str, str]:
-    return {**SOFTWARE, "device": str(problem.device), "dtype": str(problem.dtype).removeprefix("torch.")}
+    """What the numbers were made with; also the model's class, which titles name."""
+    kind = {"dtype": str(problem.dtype).removeprefix("torch."), "model": type(problem.model).__name__}
+    return {**SOFTWARE, "device": str(problem.device), **kind}
 
 
 def facts_of(problem: Problem, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
@@ -278,8 +310,9 @@ def measure(
     "layers" the same batch from all, which share the layers out. Every rank gets the report of one process.
 
     `progress` is called with a `ProgressState` (layers done, products, seconds, seconds left) a few times a
-    second, if it takes longer than two; what it raises ends the measurement. `plan=True` measures nothing and
-    returns a `MeasurementPlan`: engine, expected gradients, seconds and memory.
+    second, if it takes longer than two, at first with the time that is planned; what it raises ends the
+    measurement. `plan=True` measures nothing and returns a `MeasurementPlan`: engine, expected gradients,
+    seconds and memory.
 
     Costs 20 to 50 gradients for a classifier with ten outputs, all layers and the network together; with
     diagnostics up to 1.5 times, with Jacobian products 6 to 25 times as much.
@@ -328,13 +361,17 @@ def measure(
         settings = replace(settings, progress=watching)
     with problem.settings():
         evaluations, facts = evaluate(problem), dict[str, Any]()
-        if plan:
+        slow, told = time.perf_counter() - started > LONG_EVALUATION, settings.progress
+        if plan or (slow and told is not None and ranks is None):
             from hessinit.measurement.plan import plan_measurement
 
             asked = {**spectrum, "jacobians": jacobians, "diagnostics": diagnostics}
             more = [name for name, wanted in asked.items() if wanted]
             planned = plan_measurement(evaluations, curvature, estimator, settings, network)
-            return cast(Any, replace(planned, notes=(f"Not counted: {', '.join(more)}.",) if more else ()))
+            if told is None or plan:
+                uncounted = (f"Not counted: {', '.join(more)}.",) if more else ()
+                return cast(Any, replace(planned, notes=(*uncounted, *notes_on(problem, evaluations))))
+            told.expect(planned.seconds)
         if ranks is not None and ranks.split == "batch":
             facts = shares.join_shares(ranks, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)

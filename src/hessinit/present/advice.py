@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
+from hessinit.present.curvature import optimizer_chart
 from hessinit.results.advice import Descent, LearningRateAdvice
 from hessinit.results.initialization import Trial
 
@@ -18,9 +19,10 @@ MATRICES = {"gauss-newton": "Gauss-Newton", "hessian": "exact Hessian", "both": 
 
 def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     doubt = "" if advice.converged else "~"
+    rate = doubt + w.format_number(advice.learning_rate)
     warmup = f"{advice.warmup.steps} steps" if advice.warmup.advised else "none"
     rows = [
-        ("learning rate", doubt + w.format_number(advice.learning_rate), advice.learning_rate_reason),
+        ("learning rate", rate, advice.learning_rate_reason),
         ("stable up to", doubt + w.format_number(advice.stable_learning_rate), advice.stable_reason),
         ("warmup", warmup, advice.warmup.reason),
     ]
@@ -38,8 +40,13 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     verdict = [measured, *([f"Measured{cost}."] if cost else [])]
     if not advice.converged:
         verdict.append(f"Not converged (marked ~): {w.unstopped(advice.norm.reason)}.")
-    section = doc.Section("Advice", [table, *w.note_paragraphs(advice.notes)], "advice")
-    return doc.Document(title="Learning rate", verdict=verdict, sections=[section])
+    told = f"{advice.learning_rate_reason} {advice.stable_reason}"
+    blocks: list[doc.Block] = [optimizer_chart(advice, told), table, *w.note_paragraphs(advice.notes)]
+    return doc.Document(
+        title=w.title("Learning rate", advice.versions), answer=f"learning rate: {rate}", verdict=verdict,
+        numbers=[doc.KeyNumber(name.capitalize(), value) for name, value, _ in rows],
+        sections=[doc.Section("Advice", blocks, "advice")],
+    )  # fmt: skip
 
 
 def explain_descent(descent: Descent, norm: float) -> tuple[str, str]:

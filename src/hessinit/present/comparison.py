@@ -11,13 +11,14 @@ from typing import Any
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
-from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, window
+from hessinit.results.comparison import LEARNS_BELOW, MOST_POINTS, NETWORK, Comparison, Run, window
 
 RATES_WITH_ERRORS = 3  # beside more losses there is no room for standard errors
 SGD_LIMIT = 2.0  # lr·‖H‖ above which gradient descent diverges on a quadratic; other optimizers differ
 # Loss axes end at so many times the untrained loss, or a diverging curve would flatten all others. In a sweep
 # large weights begin far above it, and their descent is what the chart is about.
 HEADROOM = {"compare": 3.0, "sweep": 30.0}
+OURS = "hessinit"
 LEAST = 1e-12  # a loss of exactly 0 is drawn here on a logarithmic axis
 
 
@@ -26,10 +27,11 @@ def describe_comparison(comparison: Comparison) -> doc.Document:
     is_sweep = comparison.kind == "sweep"
     settings = {name: value for name, value in comparison.settings.items() if value is not None}
     facts = [doc.Facts("Settings", w.write_pairs(settings))] if settings else []
+    title = "Sweep of standard deviations" if is_sweep else "Comparison of initialization schemes"
     losses = _final_losses(comparison) if is_sweep else _heat_map(comparison)
     curves = [doc.Section("Loss curves", found)] if (found := _loss_curves(comparison)) else []
     return doc.Document(
-        title="Sweep of standard deviations" if is_sweep else "Comparison of initialization schemes",
+        title=w.title(title, comparison.settings),
         verdict=conclude_comparison(comparison),
         numbers=_key_numbers(comparison),
         sections=[
@@ -53,14 +55,15 @@ def rank_schemes(comparison: Comparison) -> list[str]:
 
 
 def best_scheme(comparison: Comparison, rate: float) -> str | None:
-    trained = [scheme for scheme in comparison.schemes if comparison.trains(scheme, rate)]
+    trained = [scheme for scheme in comparison.schemes if comparison.learns(scheme, rate)]
     return min(trained, key=lambda scheme: comparison.loss(scheme, rate), default=None)
 
 
 def conclude_comparison(comparison: Comparison) -> list[str]:
     """Return which scheme has the lowest loss, at one rate and over all of them, and which do not train."""
     ranked = rank_schemes(comparison)
-    trained = [scheme for scheme in ranked if not math.isnan(comparison.best_rate(scheme))]
+    rates = {scheme: comparison.best_rate(scheme) for scheme in ranked}
+    trained = [scheme for scheme in ranked if scheme_learns(comparison, scheme)]
     if not trained:
         return [_nothing_trains(comparison)]
     best, *others = map(w.shorten, trained)
@@ -69,11 +72,31 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
     if others:
         tie = ", within two standard errors" if _ties(comparison, *trained[:2]) else ""
         said = f"{said}; next {others[0]}, {_write_best(comparison, trained[1])}{tie}"
-    failed = [scheme for scheme in ranked if scheme not in trained and comparison.applies(scheme)]
+    failed = [scheme for scheme in ranked if math.isnan(rates[scheme]) and comparison.applies(scheme)]
+    idle = [scheme for scheme in ranked if scheme not in trained and not math.isnan(rates[scheme])]
     (first, *more), verb = comparison.learning_rates, w.agree(failed, "does", "do")
     where = "any learning rate" if more else f"lr {w.format_number(first)}"
     fails = [f"{w.join_names(failed)} {verb} not train with every seed at {where}."] if failed else []
+    if idle:
+        verb, steps = w.agree(idle, "does", "do"), w.count(comparison.steps, "step")
+        told = f"{w.join_names(idle)} {verb} not learn in {steps} at {where}"
+        fails.append(f"{told}: the loss ends above {_name_chance(comparison)}.")
     return [f"{said}.", *_name_robust(comparison), *fails]
+
+
+def _any_idle(comparison: Comparison) -> bool:
+    pairs = [(scheme, rate) for scheme in comparison.schemes for rate in comparison.learning_rates]
+    return any(comparison.trains(*pair) and not comparison.learns(*pair) for pair in pairs)
+
+
+def _name_chance(comparison: Comparison) -> str:
+    loss = w.format_number(comparison.constant_loss or 0.0)
+    return f"{100 * LEARNS_BELOW:.0f} % of a constant prediction's ({loss})"
+
+
+def scheme_learns(comparison: Comparison, scheme: str) -> bool:
+    rate = comparison.best_rate(scheme)
+    return not math.isnan(rate) and comparison.learns(scheme, rate)
 
 
 def _ties(comparison: Comparison, one: str, other: str) -> bool:
@@ -88,7 +111,7 @@ def _name_robust(comparison: Comparison) -> list[str]:
     lowest = {rate: comparison.loss(scheme, rate) for rate, scheme in best.items() if scheme is not None}
     if len(lowest) < 2 or len(comparison.schemes) < 2 or min(lowest.values()) <= 0:
         return []
-    robust = [s for s in comparison.schemes if all(comparison.trains(s, rate) for rate in lowest)]
+    robust = [s for s in comparison.schemes if all(comparison.learns(s, rate) for rate in lowest)]
     times = {s: statistics.geometric_mean(comparison.loss(s, r) / lowest[r] for r in lowest) for s in robust}
     if not times:
         return []
@@ -110,13 +133,16 @@ def _nothing_trains(comparison: Comparison) -> str:
     if not any(math.isfinite(run.first_loss) for run in runs):
         return "No scheme trains: the initial loss is not finite. Check the data, the loss and the weights."
     rates = w.join_names([w.format_number(rate) for rate in comparison.learning_rates])
+    if not all(math.isnan(comparison.best_rate(scheme)) for scheme in comparison.schemes):
+        why = f"every loss ends above {_name_chance(comparison)}"
+        return f"No scheme learns at lr {rates}: {why}. Try more steps or other learning rates."
     return f"No scheme trains with every seed at lr {rates}; try a lower rate."
 
 
 def _key_numbers(comparison: Comparison) -> list[doc.KeyNumber]:
     scheme = rank_schemes(comparison)[0]
     rate = comparison.best_rate(scheme)
-    if math.isnan(rate):
+    if not scheme_learns(comparison, scheme):
         return []
     best = doc.KeyNumber("lowest final loss", w.shorten(scheme), _write_best(comparison, scheme))
     sharpness = rate * comparison.norm(scheme, rate)
@@ -129,6 +155,8 @@ def _table_blocks(comparison: Comparison) -> list[doc.Block]:
     last = min(comparison.steps, window(comparison.steps))
     error = ", ± its standard error over seeds" if _has_errors(comparison) else ""
     diverged = "; ✗ diverged (seeds)" if any(run.diverged for run in comparison.runs) else ""
+    if _any_idle(comparison):
+        diverged += f"; ° does not learn: above {_name_chance(comparison)}"
     norms = " ‖H‖: at initialization." if any(run.norms for run in comparison.runs) else ""
     legend = f"Final loss: the mean training loss of the last {last} steps{error}; * lowest{diverged}.{norms}"
     schemes = w.count(len(comparison.schemes), "std" if comparison.kind == "sweep" else "scheme")
@@ -208,7 +236,8 @@ def _write_loss(comparison: Comparison, scheme: str, rate: float, errors: bool) 
     if not runs or diverged:
         return "–" if not runs else "✗" if len(runs) == 1 else f"✗ {diverged}/{len(runs)}"
     error = comparison.error(scheme, rate) if errors else math.nan
-    return w.format_mean(comparison.loss(scheme, rate), error)
+    idle = "" if comparison.learns(scheme, rate) else "°"
+    return w.format_mean(comparison.loss(scheme, rate), error) + idle
 
 
 def _trained_loss(comparison: Comparison, scheme: str, rate: float) -> float:
@@ -220,10 +249,12 @@ def _heat_map(comparison: Comparison) -> doc.HeatMap:
     best = {rate: best_scheme(comparison, rate) for rate in rates}
     losses = [[_trained_loss(comparison, scheme, rate) for rate in rates] for scheme in schemes]
     shown = [loss for row in losses for loss in row if not math.isnan(loss)]
+    signs = ["✗: diverged"] * any(run.diverged for run in comparison.runs)
+    signs += ["°: does not learn"] * _any_idle(comparison)
     lowest = [f"lr {w.format_number(rate)}: {scheme or 'none trains'}" for rate, scheme in best.items()]
     return doc.HeatMap(
         "heat map",
-        "Final loss (✗: diverged)" if any(run.diverged for run in comparison.runs) else "Final loss",
+        f"Final loss ({', '.join(signs)})" if signs else "Final loss",
         f"Final loss for each scheme and learning rate. Lowest, with a frame, at {'; '.join(lowest)}.",
         schemes, [w.format_number(rate) for rate in rates], losses,
         [[_write_loss(comparison, scheme, rate, errors=False) for rate in rates] for scheme in schemes],
@@ -238,6 +269,8 @@ def _describe_cell(comparison: Comparison, scheme: str, rate: float) -> str:
         return "does not apply to this model"
     pieces, seeds = [], w.count(len(comparison.seeds), "seed")
     error, norm = comparison.error(scheme, rate), comparison.norm(scheme, rate)
+    if comparison.trains(scheme, rate) and not comparison.learns(scheme, rate):
+        pieces.append("does not learn")
     if diverged := comparison.diverged(scheme, rate):
         pieces.append(f"{diverged} of {seeds} diverged")
     elif not math.isnan(error):
@@ -296,11 +329,17 @@ def _loss_curves(comparison: Comparison) -> list[doc.Block]:
 def loss_charts(
     name: str, caption: str, told: str, series: Sequence[doc.Series], untrained: float, headroom: float
 ) -> list[doc.LineChart]:
-    """Return a chart of losses up to `headroom` times the untrained one; none where nothing is below it."""
-    top = untrained + (headroom - 1) * abs(untrained)
+    """Return a chart of losses up to `headroom` times the untrained one; none where nothing is below it.
+
+    hessinit's own curves are drawn whole, however high they begin.
+    """
+    own = [one for one in series if one.name.startswith(OURS)]
+    heights = [y for one in own for y in (*one.y, *(one.high or ())) if y is not None and math.isfinite(y)]
+    top = max(untrained + (headroom - 1) * abs(untrained), *heights, -math.inf)
     shown = [y for one in series if not one.points for y in one.y if y is not None and y <= top]
     if not shown:
         return []
+    shown += heights
     low, high, log_y = min(shown), max(shown), w.spans_much(shown)
     room = 0.05 * (high - low or abs(high) or 1.0)
     low, high = (max(low, LEAST) / 1.15, max(high, LEAST) * 1.15) if log_y else (low - room, high + room)

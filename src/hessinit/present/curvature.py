@@ -9,7 +9,14 @@ from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.present.layer_details import conclude_details, detail_sections, layer_chart, spectrum_charts
 from hessinit.results import curvature_report as thresholds
-from hessinit.results.curvature_report import CurvatureReport, LayerCurvature, MeasurementPlan, Spread
+from hessinit.results.advice import LearningRateAdvice
+from hessinit.results.curvature_report import (
+    CurvatureReport,
+    LayerCurvature,
+    MeasurementPlan,
+    OptimizerRates,
+    Spread,
+)
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "Exact Hessian"}
@@ -33,7 +40,7 @@ def describe_report(report: CurvatureReport) -> doc.Document:
     facts = doc.Facts("Settings and versions", pairs)
     measured: list[doc.Block] = [cost, *w.note_paragraphs(report.notes), facts]
     return doc.Document(
-        title="Curvature report",
+        title=w.title("Curvature report", report.versions),
         verdict=[conclude(report), *conclude_details(report)],
         numbers=_key_numbers(report),
         tone=_tone(report),
@@ -57,11 +64,15 @@ def _key_numbers(report: CurvatureReport) -> list[doc.KeyNumber]:
     if len(report) > 1:
         norm, name = w.format_number(report.sharpest.norm), w.shorten(report.sharpest.name)
         numbers.append(doc.KeyNumber("Sharpest layer", norm, name))
-    if has_rates(report):
-        best, limit = report.learning_rate, report.stable_learning_rate
+    rates, own = report.rates or report, "plain gradient descent"
+    best, limit = (w.format_number(rate, 2) for rate in (rates.learning_rate, rates.stable_learning_rate))
+    if report.rates is not None:
+        own = report.rates.optimizer
+        numbers += [doc.KeyNumber("Learning rate", best, own), doc.KeyNumber("Stability limit", limit, own)]
+    elif has_rates(report):
         numbers += [
-            doc.KeyNumber("Largest guaranteed decrease", w.format_number(best, 2), "at lr = 1/‖H‖"),
-            doc.KeyNumber("Stability limit", w.format_number(limit, 2), "lr = 2/‖H‖"),
+            doc.KeyNumber("Largest guaranteed decrease", best, f"{own} at lr = 1/‖H‖"),
+            doc.KeyNumber("Stability limit", limit, f"{own}: lr = 2/‖H‖"),
         ]
     return numbers
 
@@ -160,16 +171,27 @@ def has_rates(report: CurvatureReport) -> bool:
 
 
 def rate_section(report: CurvatureReport, marks: Sequence[doc.ReferenceLine] = ()) -> doc.Section:
-    """Return the section of the learning rates that the network's norm allows."""
+    """Return the section of the learning rates: of the optimizer that was named, or of gradient descent."""
+    if report.rates is not None:
+        return doc.Section("Learning rate", [optimizer_chart(report.rates, _limit_rate(report))], "rate")
     if not has_rates(report):
         text = f"‖H‖ of the network is {w.format_number(report.network.norm)}, which sets no learning rate."
         if not report.network_measured and 0 < report.network.norm < math.inf:
             text = _bound_rates(report)
         return doc.Section("Learning rate", [doc.Paragraph(text, page_only=True)], "rate")
-    caption = "Learning rates of gradient descent with these weights"
+    caption = "Learning rates of plain gradient descent with these weights"
     told = " ".join((_limit_rate(report), *(f"{one.label}: {w.format_number(one.value)}." for one in marks)))
     best, limit = report.learning_rate, report.stable_learning_rate
     return doc.Section("Learning rate", [doc.RateLine("rates", caption, told, best, limit, marks)], "rate")
+
+
+def optimizer_chart(rates: OptimizerRates | LearningRateAdvice, told: str) -> doc.RateLine:
+    """Return the line of an optimizer's learning rates, with the user's own."""
+    marks = [] if rates.lr is None else [doc.ReferenceLine(rates.lr, "your rate", "blue")]
+    return doc.RateLine(
+        "rates", f"Learning rates of {rates.optimizer} with these weights", told, rates.learning_rate,
+        rates.stable_learning_rate, marks, "advised", "stability limit",
+    )  # fmt: skip
 
 
 def describe_cost(report: CurvatureReport) -> str:
@@ -199,15 +221,23 @@ def describe_expected(plan: MeasurementPlan) -> doc.Document:
     )
     facts = doc.Facts("Versions", w.write_pairs(plan.versions))
     section = doc.Section("Expected cost", [*w.note_paragraphs(plan.notes), facts], "cost")
-    return doc.Document(title="Plan of a measurement", verdict=[expected, what], sections=[section])
+    return doc.Document(
+        title=w.title("Plan of a measurement", plan.versions), verdict=[expected, what], sections=[section]
+    )
 
 
-def conclude(report: CurvatureReport) -> str:
-    """Return how the layers compare, which learning rates that allows, and which numbers to doubt."""
+def conclude(report: CurvatureReport, optimizer: str = "") -> str:
+    """Return how the layers compare, which learning rates that allows, and which numbers to doubt.
+
+    Only those of plain gradient descent are known: others are left out if `optimizer` is another one.
+    """
+    limit = [_limit_rate(report)] if optimizer in ("", "sgd") else []
+    if not optimizer and report.rates is None and has_rates(report):
+        limit.append("For momentum and Adam, see advise.")
     sentences = (
         *_compare_layers(report.layers),
         *_name_extremes(report.layers),
-        _limit_rate(report),
+        *limit,
         *_compare_matrices(report.layers, report.network.gap if report.network_measured else None),
         *_name_unconverged(report),
     )
@@ -244,7 +274,14 @@ def _name_extremes(layers: Sequence[LayerCurvature]) -> Iterator[str]:
 
 
 def _limit_rate(report: CurvatureReport) -> str:
-    network = report.network
+    network, rates = report.network, report.rates
+    if rates is not None:
+        doubt = "" if rates.converged else "~"
+        best, limit = (
+            doubt + w.format_number(rate, 2) for rate in (rates.learning_rate, rates.stable_learning_rate)
+        )
+        name = rates.optimizer.partition("(betas")[0]
+        return f"For {name}: learning rate {best}, unstable above {limit} (advise tells more)."
     is_bound = not report.network_measured and network.error > 0
     if network.norm == 0 and not is_bound:
         return "The network has no curvature, so it sets no limit to the learning rate."
@@ -254,7 +291,7 @@ def _limit_rate(report: CurvatureReport) -> str:
         return _bound_rates(report)
     limit, best = w.format_number(report.stable_learning_rate, 2), w.format_number(report.learning_rate, 2)
     # Further parameters make ‖H‖ no smaller: the limit also holds with those that are not measured.
-    unstable = f"Gradient descent is unstable above lr = 2/‖H‖ = {limit}"
+    unstable = f"Plain gradient descent is unstable above lr = 2/‖H‖ = {limit}"
     if -network.bottom_eigenvalue > network.top_eigenvalue:
         # Along a direction of negative curvature no step is too long; 2/‖H‖ only ends the guarantee.
         unstable = (
@@ -339,7 +376,7 @@ def describe_forms(forms: QuadraticForms) -> doc.Document:
     table, paragraph = doc.Table(explained, columns), doc.Paragraph(cost, "small")
     section = doc.Section("Layers", [table, paragraph, *w.note_paragraphs(forms.notes)], "layers")
     verdict = [explained, _conclude_forms(forms)]
-    return doc.Document(title="Quadratic forms", verdict=verdict, sections=[section])
+    return doc.Document(title=w.title("Quadratic forms", forms.versions), verdict=verdict, sections=[section])
 
 
 def _write_mean(values: Sequence[float]) -> str:

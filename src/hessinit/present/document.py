@@ -101,7 +101,7 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class RateLine:
-    """A logarithmic axis of learning rates: 1/‖H‖ at `best`, unstable above `stable`, and further marks."""
+    """A logarithmic axis of learning rates: the `best` one, unstable above `stable`, and further marks."""
 
     name: str
     caption: str
@@ -109,6 +109,8 @@ class RateLine:
     best: float
     stable: float
     marks: Sequence[ReferenceLine] = ()
+    best_label: str = "1/‖H‖"
+    stable_label: str = "stability limit 2/‖H‖"
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,12 @@ class Table:
     show_caption: bool = False  # screen readers get it in any case
     page_only: bool = False
     text_only: bool = False
+
+    @property
+    def shown(self) -> list[Column]:
+        """The first column, and those with something in a cell."""
+        filled = [one for one in self.columns[1:] if any(text not in ("", "–") for text in one.cells)]
+        return [*self.columns[:1], *filled]
 
 
 @dataclass(frozen=True)
@@ -183,6 +191,7 @@ class Document:
     title: str
     verdict: Sequence[str]
     sections: Sequence[Section]
+    answer: str = ""  # what was asked for, as "learning rate: 0.1": a terminal shows it before the tables
     footer: str = ""
     numbers: Sequence[KeyNumber] = ()
     tone: str = "plain"  # of the verdict: or "good", "fair", "bad"

@@ -170,8 +170,8 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
 
 
 def _draw_rates(ax: Axes, chart: RateLine) -> None:
-    best = ReferenceLine(chart.best, "1/‖H‖", "green")
-    limit = ReferenceLine(chart.stable, "2/‖H‖, the stability limit", "vermilion")
+    best = ReferenceLine(chart.best, chart.best_label, "green")
+    limit = ReferenceLine(chart.stable, chart.stable_label, "vermilion")
     marks = [mark for mark in (best, limit, *chart.marks) if _held(mark.value, True)]
     ax.set_xscale("log")
     if marks:

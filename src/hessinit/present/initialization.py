@@ -28,19 +28,22 @@ SCALED = {
 def describe_initialization(result: Initialization) -> doc.Document:
     """Return the verdict (the rate, the race or the target), tables and charts, and the scheme's plan."""
     reason, raced = f"{w.unstopped(result.reason)}.", bool(result.trials)
-    said = ("" if raced else "Met: ") if result.converged else "No winner: " if raced else "Not met: "
-    verdict = [f"{said}{reason}"]
-    if raced and result.lr is not None and {trial.lr for trial in result.trials} != {result.lr}:
-        verdict.insert(0, f"learning rate: {w.format_number(result.lr)}")
-    target = [] if raced and result.target is None else [describe_target(result)]
+    said = "" if raced or result.target is None else "Met: "
+    if not result.converged:
+        said = "Not sharpened: " if result.flat_enough else "No winner: " if raced else "Not met: "
+    reason = reason if said or raced else reason[:1].upper() + reason[1:]
+    target = [] if result.target is None else [describe_target(result)]
+    is_other = raced and result.lr is not None and {trial.lr for trial in result.trials} != {result.lr}
     survival = [] if result.survival is None else [describe_survival(result)]
-    after = [] if result.after is None else [conclude(result.after)]
+    measured = result.after or result.before
+    after = [] if result.after is None else [conclude(result.after, result.optimizer)]
     was_fitted = bool(after or result.symmetries) and not raced
     return doc.Document(
-        title="Initialization report",
-        verdict=[*verdict, *target, *survival, *after],
+        title=w.title("Initialization report", measured.versions if measured else None),
+        answer=f"learning rate: {w.format_number(result.lr or 0.0)}" if result.chose_lr or is_other else "",
+        verdict=[f"{said}{reason}", *target, *survival, *after],
         numbers=_key_numbers(result),
-        tone="good" if result.converged else "fair" if was_fitted else "bad",
+        tone="good" if result.converged or result.flat_enough else "fair" if was_fitted else "bad",
         sections=_sections(result),
     )
 
@@ -196,7 +199,7 @@ def describe_target(result: Initialization) -> str:
     """Return the target norm and where it comes from."""
     rate = "" if result.lr is None else w.format_number(result.lr)
     if result.target is None or (rate and result.kappa is None):
-        return f"No target at a learning rate of {rate}." if rate else "No target."
+        return "No target."
     target = w.format_number(result.target)
     goal = f"Target: {_whose(result)}'{'' if _whose(result).endswith('s') else 's'} ‖H‖"
     if result.lr is None or result.kappa is None:

@@ -58,7 +58,7 @@ def render_fragment(document: doc.Document) -> str:
     tables = [one for one in blocks if isinstance(one, doc.Table) and not one.page_only and one.columns]
     texts = [one for one in blocks if isinstance(one, doc.Paragraph) and not one.page_only]
     template = _templates().get_template("notebook.html.j2")
-    return template.render(tables=tables, verdict=document.verdict, texts=texts)
+    return template.render(answer=document.answer, tables=tables, verdict=document.verdict, texts=texts)
 
 
 def group_blocks(blocks: Sequence[doc.Block]) -> list[tuple[str, list[doc.Block]]]:
@@ -135,7 +135,7 @@ class Cell:
 
 def rows(table: doc.Table) -> list[list[Cell]]:
     """Return the cells of each row, the fixed ones last."""
-    return [list(row) for row in zip(*map(_cells, table.columns), strict=True)]
+    return [list(row) for row in zip(*map(_cells, table.shown), strict=True)]
 
 
 def _cells(column: doc.Column) -> list[Cell]:

@@ -51,11 +51,12 @@ def terminal_width() -> int:
 
 
 def renderables(document: Document, width: int) -> Iterator[RenderableType]:
-    """Yield what a rich console of that width prints: the tables, the verdict, the texts."""
+    """Yield what a rich console of that width prints: the answer, the tables, the verdict, the texts."""
+    yield from [_text(document.answer, "bold"), Text()] if document.answer else []
     left_out: list[Column] = []
     tables = [one for one in document.blocks if isinstance(one, Table) and not one.page_only and one.columns]
     for number, table in enumerate(tables):
-        kept, dropped = fit_columns(table.columns, width)
+        kept, dropped = fit_columns(table.shown, width)
         left_out += dropped
         yield from [Text()] * bool(number)
         yield from [_text(table.caption), Text()] * table.show_caption

@@ -31,7 +31,7 @@ def describe_tracking(tracking: Tracking) -> doc.Document:
     name, layers = w.shorten(tracking.name), _layer_charts(tracking)
     is_bad = (bool(tracking.points) and not _measured(tracking)) or find_divergence(tracking) is not None
     return doc.Document(
-        title=f"Curvature during training{': ' + name if name else ''}",
+        title=w.title("Curvature during training", {"model": name} if name else tracking.versions),
         verdict=[*conclude_tracking(tracking), _describe_cost(tracking)],
         sections=[
             doc.Section("Loss and sharpness", _step_charts(tracking)),

@@ -121,6 +121,12 @@ def tell_time(seconds: float | None, gradients: float | None = None) -> str:
     return "" if seconds is None else f" in {format_number(seconds, 2)} s{unit}"
 
 
+def title(text: str, facts: Mapping[str, Any] | None) -> str:
+    """Write a title that names the model's class, where it is known."""
+    model = (facts or {}).get("model")
+    return f"{text}: {shorten(str(model))}" if model else text
+
+
 def format_bytes(number: float) -> str:
     """Write bytes in the largest unit that fits: "3 kB", "1.2 GB"."""
     power = min(4, int(math.log10(max(number, 1)) // 3))

@@ -128,7 +128,8 @@ def read_few(batches: Iterable[Any], minimum: str) -> list[Any]:
     with untouched_random_state(), untouched_sources(batches):
         found = list(itertools.islice(batches, MOST_BATCHES + 1))
     if not found:
-        raise ProblemError(f"batch is an empty iterable; it must hold at least {minimum}.")
+        why = f"batch is an empty iterable; it must hold at least {minimum}"
+        raise ProblemError(f"{why}. An iterator is empty once it was read: pass the loader or list itself.")
     if len(found) > MOST_BATCHES:
         why = f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once"
         raise ProblemError(f"{why}; a few tell the curvature: pass itertools.islice(batch, 8).")
@@ -150,8 +151,11 @@ def _count(inputs: Any, targets: Any, place: str) -> Batch:
     given = [tuple(tensor.shape) for tensor in tensors_in(inputs) if tensor.ndim > 0]
     targeted = [tuple(tensor.shape) for tensor in tensors_in(targets) if tensor.ndim > 0]
     if not given and not targeted:
-        way = "convert arrays with torch.as_tensor, and give a single example a first dimension of 1"
-        raise ProblemError(f"{place}inputs and targets hold no tensor that counts examples; {way}.")
+        what = f"inputs are of type {type(inputs).__name__} and targets of type {type(targets).__name__}"
+        raise ProblemError(
+            f"{place}{what}: neither holds a tensor whose first dimension counts examples. Convert arrays "
+            "with torch.as_tensor, and give a single example a first dimension of 1."
+        )
     size = _examples(given, targeted)
     if size == 0:
         why = f"{place}the batch is empty (it holds a tensor of shape {(targeted or given)[0]})"
@@ -159,7 +163,8 @@ def _count(inputs: Any, targets: Any, place: str) -> Batch:
     if size is None:
         raise ProblemError(
             f"{place}inputs have {given[0][0]} examples (shape {given[0]}) and targets {targeted[0][0]} "
-            f"(shape {targeted[0]}); both must count the same examples."
+            f"(shape {targeted[0]}); both must count the same examples along the first dimension. Cut one "
+            "to the other, or transpose it."
         )
     return Batch(inputs, targets, size)
 

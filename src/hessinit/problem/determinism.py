@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, WeightsError
 from hessinit.problem.batches import Batch, tensors_in
-from hessinit.problem.validate import all_finite
+from hessinit.problem.validate import all_finite, name_large_inputs
 
 if TYPE_CHECKING:
     from hessinit.problem.problem import Problem
@@ -187,10 +187,11 @@ def _check_finite_output(problem: Problem, batch: Batch, output: Tensor) -> None
         for handle in handles:
             handle.remove()
     where = f" ({found[0]} is the first layer whose output does)" if found else ""
-    raise WeightsError(
-        f"the model's output holds NaN or inf{where}. If it overflows, scale its weights down or measure "
-        "with dtype=torch.float64; if not, look for a division or a logarithm of zero there."
+    way = name_large_inputs(batch.inputs) or (
+        "If it overflows, scale its weights down or measure with dtype=torch.float64; if not, look for a "
+        "division or a logarithm of zero there."
     )
+    raise WeightsError(f"the model's output holds NaN or inf{where}. {way}")
 
 
 def find_bad_buffer(model: nn.Module) -> str | None:

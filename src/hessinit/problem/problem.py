@@ -6,6 +6,7 @@ import contextlib
 import copy
 import re
 import traceback
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -15,7 +16,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 
 from hessinit.errors import ProblemError, choose
 from hessinit.problem import validate
-from hessinit.problem.batches import Batch, cast, map_tensors, read_batches
+from hessinit.problem.batches import Batch, cast, map_tensors, read_batches, tensors_in
 from hessinit.problem.double_backward import Substitutes, default_device, twice_differentiable
 from hessinit.problem.preserve import Draws, UserState, untouched_random_state
 from hessinit.problem.validate import Layer, check_apart, check_present, check_values, find_layers
@@ -43,12 +44,15 @@ def explained(model: nn.Module, batch: Batch, forward: Forward | None, converted
     except (TypeError, AttributeError) as failure:
         if forward is not None or isinstance(batch.inputs, Tensor):
             raise
+        if not any(True for _ in tensors_in(batch.inputs)):
+            what = f"the model takes no {type(batch.inputs).__name__}: {failure}"
+            raise ProblemError(f"{what}. Convert the inputs with torch.as_tensor.") from failure
         call = "model(**x)" if isinstance(batch.inputs, Mapping) else "model(*x)"
         raise ProblemError(
             f"the model, called with one {type(batch.inputs).__name__}, failed: {failure}. If it takes its "
             f"inputs one by one, pass forward=lambda model, x: {call}; several batches are passed as a list."
         ) from failure
-    except RuntimeError as failure:
+    except (RuntimeError, ValueError, IndexError) as failure:
         if str(failure) == _RECOMPUTES:
             raise ProblemError(_RECOMPUTES) from None
         if converted and _MIXED.search(str(failure)):
@@ -56,7 +60,58 @@ def explained(model: nn.Module, batch: Batch, forward: Forward | None, converted
                 f"the forward failed on weights converted to float32 or better: {failure}. It seems to cast "
                 "by itself; let it follow the weights instead, as in x.to(self.linear.weight.dtype)."
             ) from failure
+        explain_module(failure, model, batch.inputs)
         raise
+
+
+def _frames_in_torch(failure: BaseException) -> list[types.FrameType]:
+    """The frames of the failure if a module or function of torch.nn refused what it was given, or none."""
+    walked = [frame for frame, _ in traceback.walk_tb(failure.__traceback__)]
+    # `Substitutes` stands between a module and torch's function.
+    frames = [frame for frame in walked if not frame.f_globals["__name__"].startswith("hessinit.")]
+    by_torch = bool(frames) and frames[-1].f_globals["__name__"].startswith("torch.nn.")
+    return frames if by_torch and not _NO_MEMORY.search(str(failure)) else []
+
+
+def explain_module(failure: Exception, model: nn.Module, inputs: Any) -> None:
+    """Name the layer that refused its input, and the shapes; return where it was no layer of torch."""
+    names = {id(module): name for name, module in model.named_modules()}
+    for frame in reversed(_frames_in_torch(failure)):
+        module, given = frame.f_locals.get("self"), frame.f_locals.get("input")
+        if isinstance(module, nn.Module) and isinstance(given, Tensor) and not [*module.children()]:
+            raise ProblemError(
+                f"the model failed on inputs of {describe_tensors(inputs)}. Its layer "
+                f"{names.get(id(module)) or 'itself'}, {module}, got {describe_tensors(given)}: "
+                f"{str(failure).rstrip('.')}. Change the layer, or the shape or dtype of the inputs."
+            ) from failure
+
+
+def describe_tensors(structure: Any) -> str:
+    """Shape and dtype of every tensor, or the type of what is none."""
+    found = [f"shape {tuple(one.shape)} in {str(one.dtype)[6:]}" for one in tensors_in(structure)]
+    return ", ".join(found) or f"type {type(structure).__name__}"
+
+
+@contextlib.contextmanager
+def explained_loss(output: Any, targets: Any) -> Iterator[None]:
+    """Turn what a loss of torch says of the shape or dtype of its arguments into a `ProblemError`."""
+    try:
+        yield
+    except (RuntimeError, ValueError, IndexError, TypeError) as failure:
+        if isinstance(failure, ProblemError) or not _frames_in_torch(failure):
+            raise
+        if not isinstance(output, Tensor):
+            validate.check_output(output, None)
+        way = "Give the loss what it takes: targets.long() for class numbers, targets.float() of the shape "
+        way += "of the output for values"
+        if isinstance(failure, IndexError) and isinstance(targets, Tensor):
+            classes = output.shape[1 if output.ndim > 1 else 0]
+            way = f"Class numbers go from 0 to {classes - 1} for {classes} outputs, and the targets from "
+            way += f"{targets.min()} to {targets.max()}: renumber them, or give the last layer more outputs"
+        raise ProblemError(
+            f"the loss failed on an output of {describe_tensors(output)} and targets of "
+            f"{describe_tensors(targets)}: {str(failure).rstrip('.')}. {way}."
+        ) from failure
 
 
 @contextlib.contextmanager
@@ -128,6 +183,7 @@ class Problem:
     ) -> None:
         choose("precision", precision, PRECISIONS)
         validate.check_arguments(model, loss, forward, dtype, dropout, reduction, check)
+        validate.check_order(model, loss)
         self.model = validate.unwrap(model)
         check_present(self.model)
         check_apart(self.model)
@@ -251,9 +307,9 @@ class Problem:
                 return cast(tensor, dtype, self.device).clone()
             return _widened(tensor, dtype)
 
-        with self._model_state.with_stand_ins(convert, self.seed + draw) as stand_ins:
-            self._stand_ins = stand_ins
+        with self._model_state.with_stand_ins(convert, self.seed + draw) as self._stand_ins:
             yield
+        del self._stand_ins  # they hold a copy of the weights where these are moved or in float64
 
     def _call_model(self, batch: Batch, draw: int, weights: Mapping[str, Tensor], plain: bool) -> Tensor:
         dtype = next(iter(weights.values())).dtype
@@ -298,6 +354,7 @@ class Problem:
         with (
             self._loss_state.with_stand_ins(lambda tensor: _widened(tensor, dtype), seed) as stand_ins,
             self._users_default_device(),
+            explained_loss(output, batch.targets),
         ):
             value = self.loss(given, targets)
         self.drew = draws.happened() or stand_ins.drew()

@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from hessinit.errors import ProblemError, WeightsError, check_number, choose, did_you_mean
 from hessinit.problem.batches import tensors_in
 
+LARGE_INPUT = 1e4  # pixels reach 255; above this the inputs, not the weights, are why numbers overflow
 EVERYTHING = "**"  # all trained parameters: the weights, the biases and the norm gains
 
 
@@ -202,6 +203,15 @@ def check_arguments(
     check_switches(check=check)
 
 
+def check_order(model: nn.Module, loss: Any) -> None:
+    """Refuse a model and a loss that were exchanged."""
+    weights = sum(one.numel() for one in loss.parameters()) if isinstance(loss, nn.Module) else 0
+    if weights and not any(True for _ in model.parameters()):
+        model_is = f"model is a {type(model).__name__} without parameters"
+        loss_is = f"loss a {type(loss).__name__} with {weights:,} weights"
+        raise ProblemError(f"{model_is}, and {loss_is}; the order is model, loss, batch. Exchange them.")
+
+
 def check_whole(name: str, value: Any, at_least: int) -> int:
     """The value as an int; refuses anything but a whole number from `at_least` up."""
     try:
@@ -262,11 +272,25 @@ def check_finite_inputs(inputs: Any, place: str) -> None:
     """Refuse inputs with NaN or inf before the forward; targets may hold NaN where a loss masks it."""
     for tensor in tensors_in(inputs):
         if tensor.is_floating_point() and not all_finite(tensor) and not _is_mask(tensor):
-            bad = int((~torch.isfinite(tensor)).sum())
+            bad = ~torch.isfinite(tensor)
+            first = tuple(bad.nonzero()[0].tolist())
+            way = "Leave these examples out, or replace the values (torch.nan_to_num)"
+            if bool(tensor.isinf().any()):
+                way = f"Scale them if they are beyond {tensor.dtype}, or measure at dtype=torch.float64"
             raise ProblemError(
-                f"{place}the inputs hold {bad} NaN or inf among {tensor.numel()} values; clean them first. "
-                f"Are they beyond the range of {tensor.dtype}? Scale them, or measure at dtype=torch.float64."
+                f"{place}the inputs hold {int(bad.sum())} NaN or inf among {tensor.numel()} values (the "
+                f"first at {first}); all must be finite. {way}."
             )
+
+
+def name_large_inputs(inputs: Any) -> str:
+    """A sentence on inputs far above 1 in size; "" without any. Masks are large, too, but negative."""
+    floats = [one for one in tensors_in(inputs) if one.is_floating_point() and one.numel()]
+    largest = max((float(one.max()) for one in floats), default=0.0)
+    if largest < LARGE_INPUT:
+        return ""
+    way = "Standardize them: (x - x.mean()) / x.std()"
+    return f"The inputs are as large as {largest:.2g}; training needs about 1. {way}."
 
 
 def _is_mask(tensor: Tensor) -> bool:
@@ -277,11 +301,15 @@ def _is_mask(tensor: Tensor) -> bool:
 def check_output(output: Any, forward: Any) -> None:
     if not isinstance(output, Tensor):
         who = "forward=" if forward is not None else "the model"
-        found, way = f"a {type(output).__name__}", "model(**x).logits"
-        if isinstance(output, (tuple, list)):
+        found, way = f"a {type(output).__name__}", "model(x).logits"
+        if isinstance(output, Mapping):
+            sizes = {key: one.ndim for key, one in output.items() if isinstance(one, Tensor)}
+            key = "logits" if "logits" in sizes else max(sizes, key=lambda one: sizes[one] > 0, default="key")
+            found, way = f"{found} with keys {list(output)}", f"model(x)[{key!r}]"
+        elif isinstance(output, (tuple, list)):
             found, way = f"{found} of {len(output)}", "model(x)[0]"
-        elif isinstance(output, Mapping) and not hasattr(output, "logits"):
-            found, way = f"{found} with keys {list(output)}", f"model(x)[{next(iter(output), 'key')!r}]"
+            if len(output) > 1 and all(isinstance(one, Tensor) and one.ndim == 2 for one in output):
+                way = f"torch.cat(model(x), dim=1), with a loss that adds those of the heads (for one: {way})"
         told = f"{who} returned {found}"
         raise ProblemError(f"{told}; curvature needs one tensor. Pass forward=lambda model, x: {way}.")
     if output.dtype not in (torch.float32, torch.float64):
@@ -294,8 +322,11 @@ def check_output(output: Any, forward: Any) -> None:
 
 def check_loss_value(value: Any) -> None:
     if not (isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()):
-        shown = f"a {type(value).__name__}"
+        shown, way = f"{value!r:.60}", "Compute it from the output by functions of torch"
         if isinstance(value, Tensor):
             shown = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
-        way = 'Average it (reduction="mean", or .mean()) or sum it'
+            if value.numel() != 1:
+                way = "Average it with .mean(), or sum it"
+            elif not value.is_complex():
+                way = "A count, as of errors, has no derivative: use a loss such as cross-entropy"
         raise ProblemError(f"the loss returned {shown}; it must be one real number in a tensor. {way}.")

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hessinit.errors import choose
-from hessinit.results.result import PlainData, Result
+from hessinit.results.result import LATER, PlainData, Result
 
+LEARNS_BELOW = 0.95  # of a constant prediction's loss: what ends above it does not learn
 NETWORK = "network"  # the name under which `norms` holds the norm of all weights together
 MOST_POINTS = 50  # points of a loss curve
 DIGITS = 5  # significant digits of a loss curve, so that records stay small; first and final loss keep all
@@ -90,6 +91,8 @@ class Comparison(Result):
     rate_dependent: tuple[str, ...] = ()
     seconds: float | None = field(default=None, compare=False)
     notes: tuple[str, ...] = ()
+    # The mean loss of mini-batches at the best output that ignores the inputs; None where it is not known.
+    constant_loss: float | None = field(default=None, metadata=LATER)
     settings: dict[str, Any] = field(default_factory=dict)  # what else was asked for: plain data
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -148,6 +151,13 @@ class Comparison(Result):
         """Return whether every seed ended in a finite loss, and none diverged."""
         return math.isfinite(self.loss(scheme, learning_rate)) and not self.diverged(scheme, learning_rate)
 
+    def learns(self, scheme: str, learning_rate: float) -> bool:
+        """Return whether it trains, and ends below 95 % of a constant prediction's loss."""
+        chance = self.constant_loss
+        if not self.trains(scheme, learning_rate) or chance is None:
+            return self.trains(scheme, learning_rate)
+        return self.loss(scheme, learning_rate) < chance - (1 - LEARNS_BELOW) * abs(chance)
+
     def best_rate(self, scheme: str) -> float:
         """Return the rate of the lowest loss among those at which the scheme trains; nan where none does."""
         rates = [rate for rate in self.learning_rates if self.trains(scheme, rate)]
@@ -155,11 +165,11 @@ class Comparison(Result):
 
     @property
     def best(self) -> tuple[str, float]:
-        """The scheme and the rate of the lowest loss of all, where every seed trains."""
+        """The scheme and the rate of the lowest loss of all, where every seed trains and learns."""
         rates = {scheme: self.best_rate(scheme) for scheme in self.schemes}
-        trained = [scheme for scheme, rate in rates.items() if not math.isnan(rate)]
+        trained = [name for name, rate in rates.items() if rate == rate and self.learns(name, rate)]
         if not trained:
-            raise ValueError("no scheme trains with every seed at any rate; print(comparison) says more.")
+            raise ValueError("no scheme learns with every seed at any rate; print(comparison) says more.")
         best = min(trained, key=lambda scheme: self.loss(scheme, rates[scheme]))
         return best, rates[best]
 

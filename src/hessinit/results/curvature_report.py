@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hessinit.errors import ProblemError, choose
-from hessinit.results.result import ByName, PlainData, Result
+from hessinit.results.result import LATER, ByName, PlainData, Result
 
 if TYPE_CHECKING:
     from hessinit.results.advice import LearningRateAdvice
@@ -268,6 +268,17 @@ class LayerCurvature(PlainData):
         return math.prod(self.shape)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OptimizerRates:
+    """What `advise` found for an optimizer: the advised rate, the stability limit, and the user's `lr`."""
+
+    optimizer: str
+    learning_rate: float
+    stable_learning_rate: float
+    lr: float | None = None
+    converged: bool = True
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CurvatureReport(ByName[LayerCurvature], Result):
     """The curvature of every layer and of the network, with how far to trust it and what it cost.
@@ -300,6 +311,7 @@ class CurvatureReport(ByName[LayerCurvature], Result):
     gradients: float | None = None
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    rates: OptimizerRates | None = field(default=None, metadata=LATER)  # None: of plain gradient descent only
 
     def __post_init__(self) -> None:
         choose("curvature", self.curvature, [*MATRICES, "both"])

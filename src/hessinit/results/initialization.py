@@ -148,6 +148,7 @@ class Initialization(_Applied):
     scheme: str
     scaling: str | None = None
     lr: float | None = None
+    chose_lr: bool = field(default=False, metadata=LATER)  # lr="auto" found it
     kappa: float | None = None
     optimizer: str = "sgd"
     tolerance: float = 0.05
@@ -165,6 +166,11 @@ class Initialization(_Applied):
     _save_weights: Callable[[str | os.PathLike[str]], None] | None = field(
         default=None, compare=False, metadata=TRANSIENT
     )
+
+    @property
+    def flat_enough(self) -> bool:
+        """Whether a target was left unmet on purpose: sharper weights would not learn faster at the rate."""
+        return not self.converged and self.scaling == "none" and self.kappa is not None
 
     def save_weights(self, path: str | os.PathLike[str]) -> None:
         """Write the model as it is now as safetensors, whole or not at all; tied weights are stored once.

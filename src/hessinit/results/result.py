@@ -214,7 +214,8 @@ class Result(PlainData):
     @property
     def verdict(self) -> str:
         """What the numbers mean, in a few sentences."""
-        return " ".join(presenter().describe(self).verdict)
+        document = presenter().describe(self)
+        return " ".join([f"{document.answer}."] * bool(document.answer) + [*document.verdict])
 
     def __repr__(self) -> str:
         return f"<{self.KIND}: print() shows it>"

@@ -8,20 +8,20 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from hessinit.curvature.engines import build_engine
 from hessinit.curvature.evaluation import evaluate, find_reduction
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import cost_of
-from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
+from hessinit.errors import ConvergenceError, ConvergenceWarning
 from hessinit.measurement import measure
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
+from hessinit.problem.determinism import check_draw_repeats
 from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.ranks import on_all_ranks
-from hessinit.problem.validate import check_switches, check_whole, find_layers, unwrap
+from hessinit.problem.validate import check_switches, check_whole, unwrap
 from hessinit.results import advice as results
 from hessinit.training import optimizer_rules as rules
 from hessinit.training import rate_search
@@ -36,7 +36,7 @@ def advise(
     loss: Loss,
     batch: Any,
     *,
-    optimizer: str | torch.optim.Optimizer = "sgd",
+    optimizer: rules.AnyOptimizer = "sgd",
     lr: float | None = None,
     momentum: float | None = None,
     betas: tuple[float, float] | None = None,
@@ -50,12 +50,14 @@ def advise(
     """The learning rate to train with, the stability limit, and whether to warm up.
 
     `optimizer` is "sgd", "momentum", "nesterov", "adam" or "adamw" with torch's default settings unless
-    given, or a torch optimizer. Its parameter groups may differ in learning rate and weight decay: the advice
-    is for the group with the largest learning rate (or for `lr`), and the others keep their proportion to it.
+    given, a torch optimizer, or a function `(parameters)` or `(parameters, lr)` that builds one. Its groups
+    may differ in learning rate and weight decay: the advice is for the one with the largest learning rate (or
+    for `lr`), and the others keep their proportion to it.
     For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P the root mean square of mini-batch
     gradients, so `batch` should be what one training step sees. The other options are those of `measure`:
-    curvature ("gauss-newton" or "hessian"), layers, tolerance, max_iterations, seed, forward, dtype, dropout,
-    reduction, check. `distributed` is that of `initialize_`: rank 0 works, and every rank gets its advice.
+    curvature ("gauss-newton" or "hessian"), layers, tolerance, max_iterations, seed, forward, dtype, dropout
+    ("freeze" here), reduction, check. `distributed` is that of `initialize_`: rank 0 works, and every rank
+    gets its advice.
 
     The stability limit is exact for a quadratic with the curvature of these weights. The learning rate is
     found by trials: from the rate of the largest guaranteed decrease on, `trial_steps` steps on halves of the
@@ -66,6 +68,7 @@ def advise(
     Costs what `measure` takes for the network alone (for Adam and AdamW about ten products and a few
     gradients), and about four trials of 24 steps on half the batch.
 
+    >>> import torch
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
     >>> advice = advise(model, nn.MSELoss(), (inputs, torch.zeros(2, 1)), optimizer="momentum", lr=8.0)
     >>> round(advice.stable_learning_rate, 9), advice.warmup.advised  # closed form: H = I
@@ -74,21 +77,19 @@ def advise(
     started = time.perf_counter()
     check_switches(strict=strict)
     trial_steps = check_whole("trial_steps", trial_steps, at_least=0)
-    loose: rules.CurvatureOptions = {"tolerance": 0.01, **options}
-    curvature, settings, given = rules.read_curvature_options(model, loss, loose)
-    named = {"momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-    rules.require_known_optimizer(optimizer)
-    if isinstance(optimizer, str):
-        steps = rules.name_optimizer(optimizer, results.check_rate(lr), named)
-    elif set(named.values()) != {None}:
-        why = "momentum, betas, eps or weight_decay was given, and the optimizer has its own"
-        raise ProblemError(f"{why}; leave them out, or pass a name such as 'adam'.")
-    else:
-        layers = find_layers(unwrap(model), given["layers"])
-        steps = rules.read_optimizer(optimizer, unwrap(model), layers, lr=results.check_rate(lr))
+    # One mask of dropout, as in `initialize_` and `track`: it is for a model that trains.
+    usual: Any = {"dropout": "freeze", "tolerance": 0.01, **options}
+    curvature, settings, given = rules.read_curvature_options(model, loss, usual)
+    steps = rules.build_optimizer_rule(
+        optimizer, model, lr=lr, layers=given["layers"], momentum=momentum, betas=betas, eps=eps,
+        weight_decay=weight_decay,
+    )  # fmt: skip
     problem = Problem(model, loss, batch, **{**given, "layers": sorted(steps.rates) or given["layers"]})
     with problem.settings():
         evaluations = evaluate(problem)
+        if problem.dropout == "freeze":
+            check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
+            problem.dropout = "freeze" if problem.drew else "refuse"  # nothing frozen, nothing to note
         engine = build_engine(evaluations, curvature, settings)
         is_gauss_newton = curvature == "gauss-newton"
         limit = rules.find_stability_limit(steps, engine, evaluations, settings, semidefinite=is_gauss_newton)
@@ -105,14 +106,13 @@ def advise(
         del engine  # a gradient is timed: what the engine holds must not stand beside its graph
         for one in evaluations:
             one.forget()
-    tried = None
+    tried, (start, times) = None, rate_search.start_and_times(steps, limit.best)
     if trial_steps and 0 < limit.best < math.inf:
         build = rate_search.builder(steps, optimizer, unwrap(model))
         try:
             tried = rate_search.search_rate(
-                unwrap(model), loss, problem.batches, build, start=rate_search.start_of(steps, limit.best),
-                first_loss=facts["loss"], halves=halves, steps=trial_steps, forward=given.get("forward"),
-                seed=given["seed"],
+                unwrap(model), loss, problem.batches, build, start=start, first_loss=facts["loss"],
+                halves=halves, steps=trial_steps, forward=given.get("forward"), seed=given["seed"],
             )  # fmt: skip
         except Exception as failure:  # what can be measured need not be trainable, as an RNN in eval mode
             facts["notes"] += (f"No trial of the learning rate, as a training step failed: {failure}",)
@@ -120,9 +120,8 @@ def advise(
         facts |= cost_of(problem, evaluations, started)
     advice = _advice(steps, limit, flat, facts)
     if tried is not None:
-        advice = results.with_trials(
-            advice, *tried, rate_search.times_trial(steps), with_curvature=isinstance(steps.rule, AdamRule)
-        )
+        is_adam = isinstance(steps.rule, AdamRule)
+        advice = results.with_trials(advice, *tried, times, with_curvature=is_adam)
     if not advice.converged:
         message = f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."
         if strict:

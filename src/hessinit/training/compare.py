@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 import os
 import time
@@ -15,24 +16,27 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hessinit.errors import ConvergenceWarning, ProblemError, check_positive
 from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, explain_module, explained_loss
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
 from hessinit.results.result import Plain, from_plain, to_plain
 from hessinit.training import loop
 from hessinit.training.data import Data, copy_to, derive, device_of, read_data, reproducible, seed_everything
 from hessinit.training.initializers import Initializer, NormalWeights, WriteWeights, describe, read_schemes
 from hessinit.training.run_folder import RunFolder, describe_interruption
-from hessinit.training.workers import Job, check_workers, progress_bar, run_jobs
+from hessinit.training.workers import Job, announce, check_workers, count_cores, progress_bar, run_jobs
 
 DEFAULT_SCHEMES = ("default", "he", "glorot", "orthogonal", "lsuv", "hessinit")
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 STDS = (1.0, 0.5, 0.1, 0.075, 0.05, 0.005)  # of the paper's Table 4
 FEWEST_STEPS = 10
+CONSTANT_BATCHES = 16  # on which the loss of a constant prediction is found
+MEASURING = 30  # training steps in the time of which the initial curvature is measured, about
+SHORTER = "Fewer steps, seeds, schemes or learning rates, or no curvature, make it shorter"
 TOLERANCE = 1e-2  # of the initial norms: a percent is enough to compare initializations
 
 Build = Callable[[], nn.Module]
@@ -100,7 +104,7 @@ def compare(
     kept, started = RunFolder(folder), time.perf_counter()
     examples = read_data(data, validate.check_whole("batch_size", batch_size, at_least=1), steps)
     trainer = Trainer(build, loss, examples, forward, read, steps, optimizer, place)
-    model, first_loss = trainer.check_first_model()
+    model, first_loss, step_seconds, chance = trainer.check_first_model()
     stds = tuple(each.scheme.std for each in read if isinstance(each.scheme, NormalWeights))
     kind = "sweep" if stds else "compare"
     versions = {**SOFTWARE, "device": str(device_of(model))}
@@ -114,6 +118,9 @@ def compare(
     dependent = tuple(each.name for each in read if each.depends_on_rate)
     # Weights that do not depend on the learning rate are measured at the lowest one.
     measured = {key for key in grid if measure_curvature and (key[0] in dependent or key[1] == min(rates))}
+    if progress and executor is None and not kept.results:
+        made = len(grid) * steps + len(measured) * MEASURING
+        announce(made * step_seconds / min(workers or count_cores(), len(grid)), SHORTER)
     runs, notes = _make_runs(trainer, kept, grid, measured, progress, workers, executor)
     # They are shown there, too, if an earlier call measured them at a lower one.
     known = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
@@ -131,7 +138,7 @@ def compare(
         runs=tuple(runs[key] for key in grid), steps=steps, batch_size=examples.batch_size,
         optimizer=describe(optimizer), examples=examples.examples, stds=stds, rate_dependent=dependent,
         warmup=max(each.warmup for each in read) or None, seconds=time.perf_counter() - started, notes=notes,
-        settings=settings, versions=versions,
+        constant_loss=chance, settings=settings, versions=versions,
     )  # fmt: skip
 
 
@@ -227,10 +234,16 @@ class Trainer:
     def own_loss(self, device: torch.device) -> Loss:
         return copy.deepcopy(self.loss).to(device) if isinstance(self.loss, nn.Module) else self.loss
 
-    def check_first_model(self) -> tuple[nn.Module, float]:
-        """A new model and its loss; refuses wrong models, losses and data before any run."""
+    def check_first_model(self) -> tuple[nn.Module, float, float, float | None]:
+        """A new model, its loss, the seconds of a gradient, and the loss of a constant prediction.
+
+        Refuses wrong models, losses and data before any run.
+        """
         with reproducible():
             other, model = self.build_model(0), self.build_model(0)
+            validate.check_order(model, self.loss)
+            for part in self.data.parts:
+                validate.check_finite_inputs(part.inputs, "")
             shared = {id(parameter) for parameter in other.parameters() if parameter.requires_grad}
             if model is other or any(id(parameter) in shared for parameter in model.parameters()):
                 raise ProblemError(
@@ -242,13 +255,35 @@ class Trainer:
                     each.scheme(other, None, None, 0.0, 0)  # refuses layers that match nothing
             batch = copy_to(self.data.initial_batch(0), device_of(model))
             seed_everything(0, "training")
-            value = loop.evaluate_loss(model, self.own_loss(device_of(model)), batch, self.forward)
+            output, value = self._first_loss(model, *batch)
             validate.check_loss_value(value)
             if not value.requires_grad:
                 why = "the loss does not depend on any trainable parameter, so there is nothing to train"
                 raise ProblemError(f"{why}; is the model frozen, or does its forward detach?")
             loop.make_optimizer(self.optimizer, model, 0.1)
-            return model, value.item()
+            value.backward()  # the first includes what torch does once
+            started = time.perf_counter()
+            self._first_loss(model, *batch)[1].backward()
+            return model, value.item(), time.perf_counter() - started, self._constant_loss(output)
+
+    def _constant_loss(self, output: Any) -> float | None:
+        """Over some mini-batches; None where the loss or their shapes do not allow it."""
+        with contextlib.suppress(Exception):  # a loss may need the model, or more than one tensor
+            some = itertools.islice(self.data.minibatches(0), CONSTANT_BATCHES)
+            size = self.data.initial_batch(0).size  # that of the output; the last of ready ones may differ
+            batches = [copy_to(one, output.device) for one in some if one.size == size]
+            return loop.constant_loss(self.own_loss(output.device), output.detach(), batches)
+        return None
+
+    def _first_loss(self, model: nn.Module, inputs: Any, targets: Any) -> tuple[Any, Tensor]:
+        """The output and the loss of a batch; what fails on a shape or dtype is explained."""
+        try:
+            output = model(inputs) if self.forward is None else self.forward(model, inputs)
+        except (RuntimeError, ValueError, IndexError) as failure:
+            explain_module(failure, model, inputs)
+            raise
+        with explained_loss(output, targets):
+            return output, self.own_loss(device_of(model))(output, targets)
 
     def record(self, model: nn.Module, first_loss: float) -> dict[str, Plain]:
         """The settings that must not change between the runs of one folder."""

@@ -195,4 +195,4 @@ def _check_examples(whole: Batch, batch_size: int) -> None:
             )
     if batch_size > whole.size:
         held = f"the data hold {whole.size} examples"
-        raise ProblemError(f"{held}, fewer than batch_size={batch_size}; pass a smaller one.")
+        raise ProblemError(f"{held}, fewer than batch_size={batch_size}; pass {whole.size} or less.")

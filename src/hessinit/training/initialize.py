@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import in_gradients, time_gradient
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, defaults, fit, scales, weights
@@ -28,6 +29,7 @@ from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training import loop
+from hessinit.training.optimizer_rules import read_optimizer
 from hessinit.training.race import Candidate, OnStep, RaceData, race_, read_race_data, survives
 from hessinit.training.workers import race_bar
 
@@ -178,8 +180,8 @@ def initialize_(
             result = work.survive_(result)
         if raced is not None:
             result = work.race_(result, raced, steps)
-        flat_enough = result.scaling == NOT_SCALED and result.kappa is not None
-        missed = not result.converged and not flat_enough
+        result = replace(result, chose_lr=config.lr == "auto" and result.lr is not None)
+        missed = not result.converged and not result.flat_enough
         if strict and missed:
             raise ConvergenceError(result.reason)
     except BaseException:
@@ -217,12 +219,12 @@ def _read_rule(optimizer: str | loop.MakeOptimizer, model: nn.Module, momentum: 
         return optimizer, momentum
     loop.check_optimizer(optimizer)
     made = loop.make_optimizer(optimizer, model, 0.1)
-    group = made.param_groups[0]
-    if isinstance(made, torch.optim.SGD) and group["momentum"]:
-        return "nesterov" if group["nesterov"] else "momentum", group["momentum"]
-    if isinstance(made, torch.optim.Adam):  # AdamW derives from it
-        return "adamw" if group.get("decoupled_weight_decay") else "adam", momentum
-    return "sgd", momentum  # a rule that is not known counts as gradient descent
+    rule = read_optimizer(made, model, validate.find_layers(model), in_training=True).rule
+    if isinstance(rule, AdamRule):
+        return "adamw" if rule.decoupled else "adam", momentum
+    if rule is None or not rule.momentum:
+        return "sgd", momentum  # a rule that is not known counts as gradient descent
+    return "nesterov" if rule.nesterov else "momentum", rule.momentum
 
 
 @dataclass

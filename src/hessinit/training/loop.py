@@ -32,6 +32,8 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float, float], Optimizer]] =
     "adamw": lambda parameters, lr, _: AdamW(parameters, lr=lr),
 }
 
+EXAMPLE = "lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr)"
+
 # A run has diverged if its final loss exceeds the first by more than this fraction,
 WORSE = 0.05
 # and by more than this many standard deviations of the noise between mini-batches.
@@ -84,6 +86,33 @@ def evaluate_loss(model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward:
     return value
 
 
+def constant_loss(loss: Loss, output: Tensor, batches: Sequence[tuple[Any, Any]]) -> float:
+    """The lowest mean loss of an output that ignores the inputs: one vector for all examples and positions.
+
+    `output` is like those of the batches. A network at this loss has learned how often the targets occur, and
+    nothing else. The vector runs along the second or the last dimension, whichever is better.
+
+    >>> targets = torch.tensor([0, 0, 0, 1])
+    >>> round(constant_loss(nn.CrossEntropyLoss(), torch.zeros(4, 2), [(None, targets)]), 3)  # the entropy
+    0.562
+    """
+
+    def lowest(axis: int) -> float:
+        vector = output.new_zeros([size if at == axis > 0 else 1 for at, size in enumerate(output.shape)])
+        solver = torch.optim.LBFGS([vector.requires_grad_()], max_iter=50, line_search_fn="strong_wolfe")
+
+        def mean() -> Tensor:
+            solver.zero_grad()
+            value = torch.stack([loss(vector.expand_as(output), targets) for _, targets in batches]).mean()
+            value.backward()
+            return value
+
+        solver.step(mean)
+        return mean().item()
+
+    return min(map(lowest, {min(1, output.ndim - 1), output.ndim - 1}))
+
+
 def _caused_by_weights(
     model: nn.Module, build: Callable[[], nn.Module] | None, loss: Loss, batch: tuple[Any, Any],
     forward: Forward | None,
@@ -131,7 +160,7 @@ def train_and_track(
         ramp.set(0)
         with track(
             model, loss, tracked[0] if len(tracked) == 1 else tracked, optimizer=stepper, forward=forward,
-            seed=seed, **{"every": 10, "path": None, "log_to": None, "warn": False, **options},
+            seed=seed, **{"path": None, "log_to": None, "warn": False, **options},
         ) as tracker:  # fmt: skip
             tracker.name = name
 
@@ -151,22 +180,26 @@ def train_and_track(
 
 
 def check_optimizer(optimizer: Any) -> None:
+    """Refuse what is no name and no function that builds an optimizer."""
     if isinstance(optimizer, Optimizer):
         raise ProblemError(
             f"optimizer is a {type(optimizer).__name__} of one model, and every run trains a new one; pass "
-            "a function such as lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr)."
+            f"a function such as {EXAMPLE}."
         )
-    if not callable(optimizer):
-        choose("optimizer", optimizer, list(OPTIMIZERS))
+    if isinstance(optimizer, str):
+        choose("optimizer", optimizer, list(OPTIMIZERS), {"gd": "sgd", "heavy ball": "momentum"})
+    elif not callable(optimizer) or isinstance(optimizer, nn.Module):
+        rule = f"a name, such as 'adam', or a function that builds one, such as {EXAMPLE}"
+        raise ProblemError(f"optimizer is a {type(optimizer).__name__}; it must be {rule}.")
 
 
 def make_optimizer(
-    optimizer: str | MakeOptimizer, model: nn.Module, learning_rate: float, momentum: float = 0.9
+    optimizer: str | MakeOptimizer, model: nn.Module, learning_rate: float | None, momentum: float = 0.9
 ) -> Optimizer:
     """An optimizer of the model's trainable parameters.
 
     Where a function takes the parameters alone, the rates of its groups are scaled, the largest to
-    `learning_rate`.
+    `learning_rate`; None keeps them, and passes 1 to a function that cannot do without a rate.
 
     >>> import functools
     >>> made = make_optimizer(functools.partial(SGD, lr=0.1, momentum=0.5), nn.Linear(2, 1), 0.3)
@@ -176,11 +209,12 @@ def make_optimizer(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise ProblemError("the model has no trainable parameter; unfreeze some with requires_grad_().")
+    rate = 1.0 if learning_rate is None else learning_rate
     if isinstance(optimizer, str):
-        return OPTIMIZERS[optimizer](parameters, learning_rate, momentum)
-    takes_rate = _takes_rate(optimizer)
+        return OPTIMIZERS[optimizer](parameters, rate, momentum)
+    takes_rate = accepts(optimizer, [], 0.1) and (learning_rate is not None or not accepts(optimizer, []))
     try:
-        made: Any = optimizer(parameters, learning_rate) if takes_rate else optimizer(parameters)
+        made: Any = optimizer(parameters, rate) if takes_rate else optimizer(parameters)
     except ValueError as failure:  # torch refuses an empty list
         raise ProblemError(_cannot_train(f"optimizer cannot be built: {failure}")) from failure
     if not isinstance(made, Optimizer):
@@ -195,21 +229,22 @@ def make_optimizer(
         found = f"{others} of its {len(updated)} parameters are not the model's" if others else "it has none"
         what = f"optimizer returned a {type(made).__name__} that does not train the model"
         raise ProblemError(_cannot_train(f"{what}: {found}"))
-    if not takes_rate and all("lr" in group for group in made.param_groups):
+    keeps = takes_rate or learning_rate is None
+    if not keeps and all("lr" in group for group in made.param_groups):
         largest = max(float(group["lr"]) for group in made.param_groups)
         for group in made.param_groups if largest > 0 else ():
-            group["lr"] = learning_rate * (group["lr"] / largest)
+            group["lr"] = rate * (group["lr"] / largest)
     return made
 
 
 def _cannot_train(why: str) -> str:
-    example = "lambda parameters, lr: torch.optim.SGD(parameters, lr)"
-    return f"{why.rstrip('.')}. Build it over the parameters that it is given, as {example}."
+    return f"{why.rstrip('.')}. Build it over the parameters that it is given, as {EXAMPLE}."
 
 
-def _takes_rate(make: MakeOptimizer) -> bool:
+def accepts(make: MakeOptimizer, *arguments: object) -> bool:
+    """Whether it can be called so, as far as its signature tells."""
     try:
-        inspect.signature(make).bind([], 0.1)
+        inspect.signature(make).bind(*arguments)
     except TypeError:
         return False
     except ValueError:  # a function without a signature

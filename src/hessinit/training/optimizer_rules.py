@@ -16,14 +16,16 @@ from hessinit.curvature import engines, lanczos, operators
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
 from hessinit.errors import ProblemError, choose, did_you_mean
+from hessinit.problem import validate
 from hessinit.problem.problem import ProblemOptions
-from hessinit.problem.validate import Layer, check_arguments, check_tolerance, check_whole
-from hessinit.results.advice import DESCENTS, Descent, named_descent
+from hessinit.results.advice import DESCENTS, Descent, check_rate, named_descent
 from hessinit.results.curvature_report import Estimate
+from hessinit.training import loop
 
 Rule = Descent | AdamRule
 
-OPTIMIZER_NAMES = [*DESCENTS, "adam", "adamw"]
+# A name, a torch optimizer, or a function that builds one: what every verb that reads a rule accepts.
+AnyOptimizer = str | Optimizer | loop.MakeOptimizer
 # Below this many steps, some entries of Adam's √v are near 0 by chance, and would dominate P^-½ H P^-½.
 YOUNG = 5
 
@@ -52,14 +54,16 @@ def read_curvature_options(
         if name not in known:
             raise TypeError(f"{name}= is no option.{did_you_mean(name, known)} Known are {', '.join(known)}.")
     given = {"curvature": "gauss-newton", "tolerance": 1e-3, "max_iterations": 200, "seed": 0, **options}
-    curvature, tolerance = given.pop("curvature"), check_tolerance(given.pop("tolerance"))
+    curvature, tolerance = given.pop("curvature"), validate.check_tolerance(given.pop("tolerance"))
     choose("curvature", curvature, ["gauss-newton", "hessian"])
-    iterations = check_whole("max_iterations", given.pop("max_iterations"), at_least=1)
-    given["seed"] = check_whole("seed", given["seed"], at_least=0)
+    iterations = validate.check_whole("max_iterations", given.pop("max_iterations"), at_least=1)
+    given["seed"] = validate.check_whole("seed", given["seed"], at_least=0)
     layers = given.get("layers")
     given["layers"] = layers if layers is None or isinstance(layers, str) else list(layers)
     checked: dict[str, Any] = {"forward": None, "dtype": None, "dropout": "refuse", **given}
-    check_arguments(model, loss, **{key: checked[key] for key in checked if key not in ("seed", "layers")})
+    validate.check_arguments(
+        model, loss, **{key: checked[key] for key in checked if key not in ("seed", "layers")}
+    )
     return curvature, engines.LanczosSettings(tolerance, iterations, given["seed"]), given
 
 
@@ -202,9 +206,41 @@ def _flat(values: Mapping[str, float], leaves: Mapping[str, Tensor]) -> Tensor:
     return operators.join([torch.full_like(leaf, values[name]).detach() for name, leaf in leaves.items()])
 
 
-def name_optimizer(optimizer: str, lr: float | None, settings: Mapping[str, Any]) -> OptimizerRule:
-    """The rule of a name; `settings` are what was given with it, None where torch's defaults apply."""
-    given = {name: value for name, value in settings.items() if value is not None}
+def require_known_optimizer(optimizer: Any) -> None:
+    """Refuse what is neither a torch optimizer, nor a name, nor a function that builds one."""
+    if not isinstance(optimizer, Optimizer):
+        loop.check_optimizer(optimizer)
+
+
+def build_optimizer_rule(
+    optimizer: AnyOptimizer, model: nn.Module, *, lr: float | None = None,
+    layers: str | Iterable[str] | None = None, **settings: Any,
+) -> OptimizerRule:  # fmt: skip
+    """The rule of a name, a torch optimizer, or a function of the parameters (and the rate) that builds one.
+
+    `settings` are what was given with a name, None where torch's defaults apply. Without `lr` the rate is the
+    optimizer's own; a name, and a function that cannot do without a rate, have none.
+
+    >>> made = build_optimizer_rule(lambda parameters: SGD(parameters, lr=0.1, momentum=0.5), nn.Linear(2, 1))
+    >>> made.name, made.lr, build_optimizer_rule("adam", nn.Linear(2, 1)).lr
+    ('SGD(momentum=0.5)', 0.1, None)
+    """
+    require_known_optimizer(optimizer)
+    lr, given = check_rate(lr), {name: value for name, value in settings.items() if value is not None}
+    if isinstance(optimizer, str):
+        return _name_optimizer(optimizer, lr, given)
+    if given:
+        why = f"{', '.join(given)} was given, and the optimizer has its own"
+        raise ProblemError(f"{why}; leave it out, or pass a name such as 'adam'.")
+    inner, has_rate = validate.unwrap(model), True
+    if not isinstance(optimizer, Optimizer):
+        has_rate = lr is not None or loop.accepts(optimizer, [])
+        optimizer = loop.make_optimizer(optimizer, inner, lr)
+    found = read_optimizer(optimizer, inner, validate.find_layers(inner, layers), lr=lr)
+    return found if has_rate else replace(found, lr=None)
+
+
+def _name_optimizer(optimizer: str, lr: float | None, given: Mapping[str, Any]) -> OptimizerRule:
     known = ("momentum", "weight_decay") if optimizer in DESCENTS else ("betas", "eps", "weight_decay")
     for name, value in given.items():
         if name not in known:
@@ -216,17 +252,8 @@ def name_optimizer(optimizer: str, lr: float | None, settings: Mapping[str, Any]
     return OptimizerRule(rule, lr, str(rule))
 
 
-def require_known_optimizer(optimizer: Any) -> None:
-    if isinstance(optimizer, str):
-        choose("optimizer", optimizer, OPTIMIZER_NAMES, {"gd": "sgd", "heavy ball": "momentum"})
-    elif not isinstance(optimizer, Optimizer):
-        hint = " Pass an instance, not the class." if isinstance(optimizer, type) else ""
-        rule = f"a torch.optim.Optimizer, or a name such as 'adam'.{hint}"
-        raise ProblemError(f"optimizer is a {type(optimizer).__name__}; it must be {rule}")
-
-
 def read_optimizer(
-    optimizer: Optimizer, model: nn.Module, layers: Iterable[Layer], *, lr: float | None = None,
+    optimizer: Optimizer, model: nn.Module, layers: Iterable[validate.Layer], *, lr: float | None = None,
     in_training: bool = False,
 ) -> OptimizerRule:  # fmt: skip
     """The rule of the groups that hold some of `layers`; they may differ in learning rate and weight decay.
@@ -256,7 +283,7 @@ def read_optimizer(
     if not in_training and (len(set(rates.values())) > 1 or len(set(decays.values())) > 1):
         notes.append(
             "Parameter groups differ in learning rate or weight decay: the rates are for the group with the "
-            f"largest learning rate ({largest:g}), and the others keep their proportion to it."
+            "largest learning rate, and the others keep their proportion to it."
         )
     try:
         rule = _common_rule(optimizer, held, max(decays.values()))
@@ -293,7 +320,7 @@ def _common_rule(optimizer: Optimizer, held: Mapping[str, dict[str, Any]], weigh
     if kind is None or inspect.unwrap(type(optimizer).step) is not inspect.unwrap(_CLASSES[kind].step):
         raise ProblemError(
             f"the optimizer is a {type(optimizer).__name__}, whose stability limit is not known; known are "
-            f"torch.optim.SGD, Adam and AdamW. Pass the nearest name of {', '.join(OPTIMIZER_NAMES)}."
+            f"torch.optim.SGD, Adam and AdamW. Pass the nearest name of {', '.join(loop.OPTIMIZERS)}."
         )
     if first.get("maximize") or (first.get("momentum") and first["dampening"]):
         raise ProblemError("no stability limit is known with maximize=True or dampening; leave them out.")

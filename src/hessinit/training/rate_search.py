@@ -20,7 +20,7 @@ from hessinit.results.advice import Descent
 from hessinit.results.initialization import Trial
 from hessinit.training import loop
 from hessinit.training.data import copy_to, device_of, generator, seed_everything
-from hessinit.training.optimizer_rules import OptimizerRule, unwrap_optimizer
+from hessinit.training.optimizer_rules import AnyOptimizer, OptimizerRule, unwrap_optimizer
 
 Build = Callable[[float], Optimizer]
 
@@ -134,19 +134,14 @@ def _can_halve(
         return False
 
 
-def start_of(steps: OptimizerRule, best: float) -> float:
-    """Where the trials begin: near the rate that they favour as a rule, which saves some of them."""
-    return best if isinstance(steps.rule, Descent) and not steps.rule.momentum else 2 * best
+def start_and_times(steps: OptimizerRule, best: float) -> tuple[float, float]:
+    """Where the trials begin, near the rate that they favour as a rule, and how much of it to advise."""
+    if not isinstance(steps.rule, Descent):
+        return 2 * best, TIMES_ADAM
+    return (2 * best, TIMES_MOMENTUM) if steps.rule.momentum else (best, TIMES_SGD)
 
 
-def times_trial(steps: OptimizerRule) -> float:
-    """How much of the rate that the trials favour suits a longer training."""
-    if isinstance(steps.rule, Descent):
-        return TIMES_MOMENTUM if steps.rule.momentum else TIMES_SGD
-    return TIMES_ADAM
-
-
-def builder(steps: OptimizerRule, optimizer: str | Optimizer, model: nn.Module) -> Build:
+def builder(steps: OptimizerRule, optimizer: AnyOptimizer, model: nn.Module) -> Build:
     """A function of the rate that builds the optimizer anew, with the proportions of its groups."""
     rule: Any = steps.rule
     if isinstance(optimizer, str):
@@ -156,6 +151,8 @@ def builder(steps: OptimizerRule, optimizer: str | Optimizer, model: nn.Module) 
             return lambda lr: SGD(own, lr, momentum=rule.momentum, nesterov=rule.nesterov, **kept)
         kind = AdamW if rule.decoupled else Adam
         return lambda lr: kind(own, lr, betas=(rule.beta1, rule.beta2), eps=rule.eps, **kept)
+    if not isinstance(optimizer, Optimizer):
+        return lambda lr: loop.make_optimizer(optimizer, model, lr)
     inner, names = unwrap_optimizer(optimizer), {id(one) for one in model.parameters()}
     base: Any = next(kind for kind in (SGD, AdamW, Adam) if isinstance(inner, kind))
     largest = max(steps.rates.values())

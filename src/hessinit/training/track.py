@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+FREE_SECONDS = 5.0  # of measuring, whatever the overhead
+
 
 @on_all_ranks()
 def track(
@@ -46,8 +48,8 @@ def track(
     loss: Loss,
     batch: Any,
     *,
-    every: int = 100,
-    optimizer: torch.optim.Optimizer | str | None = None,
+    every: int = 10,
+    optimizer: rules.AnyOptimizer | None = None,
     lr: float | None = None,
     path: str | os.PathLike[str] | None = "curvature.jsonl",
     resume: bool = False,
@@ -63,10 +65,10 @@ def track(
 
     The curvature is always measured on `batch`, for the weights that `optimizer` moves at that time, of two
     or more dimensions unless `layers` names others. Its learning rates, settings, groups and state are read
-    at every measurement; a name such as "sgd" with `lr` works, too. Measuring takes at most the fraction
-    `max_overhead` of the wall-clock time (1: no limit), else it is postponed. Training is not changed by a
-    bit; a measurement that fails gives a point of nan with a note. The other options are those of `advise`,
-    with dropout="freeze" and tolerance=1e-2.
+    at every measurement; a name such as "sgd", or a function that builds an optimizer, with `lr` works, too.
+    Measuring takes at most five seconds, or the fraction `max_overhead` of the wall-clock time if that is
+    more (1: no limit), else it is postponed. Training is not changed by a bit; a measurement that fails gives
+    a point of nan with a note. The other options are those of `advise`, with tolerance=1e-2.
 
     Every point is written to `path` as a line of JSON; `resume` continues an earlier file, which is otherwise
     renamed to `PATH.bak`. Its scalars go to `log_to`: a SummaryWriter, a W&B run, a function of a dict and a
@@ -100,7 +102,9 @@ def track(
         steps = rules.OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
     else:
         rules.require_known_optimizer(optimizer)
-        steps = rules.name_optimizer(optimizer, None, {}) if isinstance(optimizer, str) else optimizer
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            steps = rules.build_optimizer_rule(optimizer, model, lr=rate, layers=problem["layers"])
+            rate = steps.lr
     # Copied: an iterator gives its batches once, and a loader may reuse its tensors. Those with a graph are
     # known to deepcopy beforehand, as it refuses them.
     batches = [one for _, one in read_batches(batch)]
@@ -302,7 +306,10 @@ class Tracker:
 
 
 class Budget:
-    """Permits a measurement that, if it takes as long as the last one, stays within the overhead."""
+    """Permits a measurement that, if it takes as long as the last one, stays within the overhead.
+
+    The first `FREE_SECONDS` are always permitted: a run of seconds would have no points otherwise.
+    """
 
     def __init__(self, max_overhead: float, elapsed: float = 0.0, spent: float = 0.0, last: float = 0.0):
         self.max_overhead, self.spent, self.last = max_overhead, spent, last
@@ -313,7 +320,8 @@ class Budget:
         return time.perf_counter() - self._began
 
     def affords(self) -> bool:
-        return self.max_overhead == 1 or self.spent + self.last <= self.max_overhead * self.elapsed
+        most = max(FREE_SECONDS, self.max_overhead * self.elapsed)
+        return self.max_overhead == 1 or self.spent + self.last <= most
 
     def count(self, seconds: float) -> None:
         self.spent, self.last = self.spent + seconds, seconds

@@ -36,6 +36,8 @@ class Job:
 Work = Callable[[Job], Any]  # makes a result from a job; both must be picklable to leave this process
 Results = Generator[tuple[Job, Any], None, None]
 Advance = Callable[[str, float], None]  # of a bar: the text beside it, and by how much
+LONG = 10.0  # seconds: work that is expected to take longer is announced
+UNITS = (3600, "hours"), (60, "minutes"), (1, "seconds")
 ONE_AT_A_TIME = threading.RLock()  # runs use global generators and settings, so threads take turns
 
 
@@ -57,8 +59,7 @@ def run_jobs(
             return run_on_cluster(work, jobs, executor), ()
         packed = pack(work)
         return _as_they_finish(lambda job: executor.submit(run_packed, packed, job), jobs), ()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(len(jobs), workers or cores)
+    count = min(len(jobs), workers or count_cores())
     here = ((job, work(job)) for job in jobs)
     if count <= 1:
         return here, ()
@@ -70,6 +71,10 @@ def run_jobs(
             raise
         return here, (f"All runs were made in one process, one after another: {refusal}",)
     return _run_in_processes(packed, jobs, count), ()
+
+
+def count_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_workers(workers: Any, executor: Any) -> None:
@@ -219,6 +224,13 @@ def progress_bar(
     with progress.Progress(*columns, console=console, transient=True, speed_estimate_period=180) as bar:
         task = bar.add_task("", total=total - done, latest="")
         yield lambda latest, amount: bar.update(task, advance=amount, latest=latest)
+
+
+def announce(seconds: float, shorter: str) -> None:
+    """Before long work, one line on stderr: the time it is expected to take, and what makes it shorter."""
+    if seconds >= LONG:
+        size, unit = next((one, name) for one, name in UNITS if seconds >= 1.5 * one or one == 1)
+        sys.stderr.write(f"This takes about {seconds / size:.0f} {unit}. {shorter}.\n")
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 function drawRates(chart, width) {
   const best = readNumber(chart.best), stable = readNumber(chart.stable);
   const marks = [
-    { value: best, label: "1/‖H‖ =", color: "var(--green)", digits: 2 },
-    { value: stable, label: "stability limit 2/‖H‖ =", color: "var(--vermilion)", digits: 2 },
+    { value: best, label: `${chart.best_label} =`, color: "var(--green)", digits: 2 },
+    { value: stable, label: `${chart.stable_label} =`, color: "var(--vermilion)", digits: 2 },
     ...chart.marks.map((mark) => ({ ...mark, value: readNumber(mark.value), digits: 3 })),
   ].map((mark) => ({ ...mark, text: `${mark.label} ${formatNumber(mark.value, mark.digits)}` }));
   const held = marks.filter((mark) => isHeld(mark.value, true)), others = marks.filter((mark) => !isHeld(mark.value, true));
