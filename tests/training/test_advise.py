@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -16,13 +17,17 @@ from adamw_truth import dense_adamw_limit
 from dense import dense_curvature, in_double
 from hessinit import ConvergenceError, ConvergenceWarning, ProblemError, advise, measure
 from hessinit.curvature.preconditioner import AdamRule
+from hessinit.problem.validate import find_layers
 from hessinit.results.advice import Descent, judge_warmup
+from hessinit.training import rate_search
+from hessinit.training.optimizer_rules import read_optimizer
 from tiny import LOSS, batch, inputs, labels, network
 from zoo import PROBLEMS, Problem
 from zoo.snapshot import differences, snapshot
 from zoo.truth import true_matrices
 
 TIGHT: dict[str, Any] = {"tolerance": 1e-6, "dtype": torch.float64}
+MEASURED: dict[str, Any] = {**TIGHT, "trial_steps": 0}
 SPECTRUM = torch.tensor([0.01, 0.3, 1.0, 2.5], dtype=torch.float64)
 SECOND_MOMENT = torch.tensor([0.02, 1.5, 0.7, 0.4], dtype=torch.float64)
 FIXED = 1 - 1e-13  # a β₂ that leaves v where it is
@@ -96,7 +101,7 @@ def test_along_a_constant_gradient_no_step_is_longer_than_one_over_the_norm(rule
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 def test_gradient_descent_has_the_rates_of_the_report(curvature: str) -> None:
     report = measure(network(), LOSS, batch(), curvature=curvature, **TIGHT)
-    advice = advise(network(), LOSS, batch(), curvature=curvature, **TIGHT)
+    advice = advise(network(), LOSS, batch(), curvature=curvature, **MEASURED)
     assert advice.norm.value == pytest.approx(report.network.norm, rel=1e-6)
     assert advice.learning_rate == pytest.approx(report.learning_rate, rel=1e-6)
     assert advice.stable_learning_rate == pytest.approx(2 / report.network.norm, rel=1e-6)
@@ -149,7 +154,7 @@ def test_adams_norm_and_first_step_are_the_dense_ones(problem: Problem, curvatur
     step = gradient / (gradient.abs() + eps)
     bend = float(step @ matrix @ step)
     first = float(gradient @ step) / bend if bend > 0 else math.inf
-    advice = advise(model, loss, data, optimizer="adam", eps=eps, curvature=curvature, **TIGHT)
+    advice = advise(model, loss, data, optimizer="adam", eps=eps, curvature=curvature, **MEASURED)
     assert advice.norm.value == pytest.approx(truth, rel=1e-5)
     assert advice.learning_rate == pytest.approx(min(1 / truth, first), rel=1e-5)
     assert advice.stable_learning_rate == pytest.approx(min(38 / truth, 2 * first), rel=1e-5)
@@ -200,10 +205,12 @@ def test_weights_without_gradient_do_not_count_and_what_is_left_out_is_noted() -
         return LOSS(output, target)
 
     assert "could not be split" in " ".join(advise(network(), whole, batch(), optimizer="adam").notes)
-    plain, decayed = (advise(network(), LOSS, batch(), optimizer="adam", weight_decay=w) for w in (0.0, 0.1))
+    plain, decayed = (
+        advise(network(), LOSS, batch(), optimizer="adam", weight_decay=w, trial_steps=0) for w in (0.0, 0.1)
+    )
     assert decayed.learning_rate == plain.learning_rate
     assert "is not included in the advice" in " ".join(decayed.notes)
-    decoupled = advise(network(), LOSS, batch(), optimizer="adamw", weight_decay=0.1)
+    decoupled = advise(network(), LOSS, batch(), optimizer="adamw", weight_decay=0.1, trial_steps=0)
     assert decoupled.learning_rate == pytest.approx(1 / (plain.norm.value + 0.1))
 
 
@@ -378,3 +385,59 @@ def test_settings_beside_an_optimizer_and_norms_that_did_not_converge_are_refuse
         assert not advise(model, LOSS, batch(), **hasty).converged
     with pytest.raises(ConvergenceError, match="did not reach tolerance=1e-09"):
         advise(model, LOSS, batch(), strict=True, **hasty)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
+def test_the_learning_rate_follows_from_trials_that_leave_no_trace(optimizer: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    data = inputs(32), labels(32)
+    before, state = snapshot(model, LOSS, data), torch.get_rng_state()
+    advice = advise(model, LOSS, data, optimizer=optimizer)
+    assert not differences(before, snapshot(model, LOSS, data))
+    assert torch.equal(state, torch.get_rng_state())
+    again = advise(model, LOSS, data, optimizer=optimizer)
+    assert (again.learning_rate, again.trials) == (advice.learning_rate, advice.trials)
+    rates = [trial.lr for trial in advice.trials]
+    assert len(rates) >= 3
+    assert all(high / low == pytest.approx(2) for low, high in itertools.pairwise(rates))
+    survivors = [trial for trial in advice.trials if trial.survived]
+    best = min(survivors, key=lambda trial: trial.score).lr
+    guaranteed = advise(model, LOSS, data, optimizer=optimizer, trial_steps=0).learning_rate
+    times = {"sgd": 0.7, "momentum": 0.6, "adamw": math.sqrt(0.4 * guaranteed / best)}[optimizer]
+    # Between the trials a parabola decides, at most half a step of the grid away; the tilt may take one more.
+    assert 2**-1.6 <= advice.learning_rate / (times * best) <= 2**0.6
+    assert not advice.warmup.advised
+
+
+def test_trials_of_a_quadratic_stop_at_the_lowest_rate_that_fits_it() -> None:
+    """2 XᵀX = I: the loss falls by (1 − lr)² a step, exactly to 0 at lr = 1, and grows above lr = 2."""
+    model, data = nn.Linear(4, 1, bias=False).double(), torch.eye(8, dtype=torch.float64)[:, :4]
+    targets = torch.zeros(8, 1, dtype=torch.float64)
+    advice = advise(model, nn.MSELoss(reduction="sum"), (data / math.sqrt(2), targets))
+    assert advice.norm.value == pytest.approx(1.0)
+    for trial in advice.trials:
+        falls = [after / before for before, after in itertools.pairwise(trial.losses) if after > 1e-20]
+        assert falls == pytest.approx([(1 - trial.lr) ** 2] * len(falls))
+    assert 0.2 < advice.learning_rate < 1
+
+
+def test_where_every_trial_blows_up_the_rate_is_below_all_of_them() -> None:
+    model = network()
+
+    def exploding(output: Tensor, target: Tensor) -> Tensor:
+        moved = float((model[0].weight - start).abs().max()) > 0
+        return LOSS(output, target) * (1e6 if moved else 1.0)
+
+    start = model[0].weight.detach().clone()
+    advice = advise(model, exploding, batch(), check=False)
+    assert not any(trial.survived for trial in advice.trials)
+    assert advice.learning_rate < min(trial.lr for trial in advice.trials)
+    assert "blew up in every one" in advice.learning_rate_reason
+
+
+def test_groups_keep_their_proportion_in_trials() -> None:
+    model = network()
+    groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.2}]
+    optimizer = torch.optim.SGD(groups)
+    build = rate_search.builder(read_optimizer(optimizer, model, find_layers(model, None)), optimizer, model)
+    assert [group["lr"] for group in build(1.0).param_groups] == [0.5, 1.0]

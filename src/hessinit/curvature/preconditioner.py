@@ -185,7 +185,7 @@ def _noise(evaluation: Evaluation, sums: bool) -> Tensor | None:
         return None
     found = []
     for first in range(count):
-        part = _part(evaluation.batch, torch.arange(first, size, count))
+        part = part_of(evaluation.batch, torch.arange(first, size, count))
         try:
             gradient = _gradient(problem.loss_of(problem.output(part), part), evaluation)
         except (RuntimeError, ValueError, IndexError, TypeError):
@@ -195,7 +195,7 @@ def _noise(evaluation: Evaluation, sums: bool) -> Tensor | None:
     return noise if bool(torch.isfinite(noise).all()) else None
 
 
-def _part(batch: Batch, examples: Tensor) -> Batch:
+def part_of(batch: Batch, examples: Tensor) -> Batch:
     """Some of the examples; targets may be flat, with several in a row for each example, as in text."""
 
     def pick(tensor: Tensor) -> Tensor:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.present.curvature import optimizer_chart
 from hessinit.results.advice import Descent, LearningRateAdvice
+from hessinit.results.initialization import Trial
 
 FLAT = "The curvature is 0, so it sets no limit."
 OVERFLOW = "The curvature is not finite: no learning rate is stable with these weights."
+NO_WARMUP = "The trials of the learning rate went without."
 MATRICES = {"gauss-newton": "Gauss-Newton", "hessian": "exact Hessian", "both": "exact Hessian"}
 
 
@@ -76,6 +79,21 @@ def explain_adaptive(norm: float, best: float, stable: float, weight_decay: floa
     )
     why_stable = "Above it the steps grow on a quadratic of this curvature, with P fixed."
     return FLAT if best == math.inf else why_best, FLAT if stable == math.inf else why_stable
+
+
+def explain_trials(trials: Sequence[Trial], rate: float, times: float, guaranteed: float | None) -> str:
+    """Return how short trials led to the learning rate, for Adam with the rate that the curvature gives."""
+    low, high = (w.format_number(end(trial.lr for trial in trials)) for end in (min, max))
+    tried = (
+        f"{w.count(len(trials), 'trial')} of {max(trial.steps for trial in trials)} steps, {low} to {high}"
+    )
+    if not rate > 0:
+        return f"A quarter of the lowest rate tried: the loss blew up in every one of {tried}."
+    best = f"the loss fell most near {w.format_number(rate)} in {tried}"
+    if guaranteed is None:
+        return f"{times:g} times the best of short trials: {best}."
+    curvature = f"{w.format_number(guaranteed)}, the largest guaranteed decrease by the curvature"
+    return f"Between {times:g} times the best of short trials and {curvature}: {best}."
 
 
 def explain_warmup(rate: float, stable: float, *, is_flat: bool, is_hopeless: bool) -> str:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from hessinit.errors import ProblemError, check_number, check_positive, choose
 from hessinit.results.curvature_report import Estimate, largest_magnitude
+from hessinit.results.initialization import Trial
 from hessinit.results.result import LATER, Result, presenter
 
 DESCENTS = ("sgd", "momentum", "nesterov")
@@ -122,10 +123,12 @@ def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = F
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LearningRateAdvice(Result):
-    """The rate of the largest guaranteed decrease, the stability limit, and whether to warm up to `lr`.
+    """The rate to train with, the stability limit, and whether to warm up to `lr`.
 
-    The rates follow from `norm`: ‖H‖ for gradient descent, the norm of the preconditioned curvature for Adam
-    and AdamW. `weights` are the parameters counted, `frozen` the number of entries that no gradient moves.
+    `trials` are those from which `learning_rate` follows; without any it is the rate of the largest
+    guaranteed decrease. That rate and the limit follow from `norm`: ‖H‖ for gradient descent, the norm of the
+    preconditioned curvature for Adam and AdamW. `weights` are the parameters counted, `frozen` the number of
+    entries that no gradient moves.
     """
 
     KIND: ClassVar[str] = "hessinit learning-rate advice"
@@ -147,6 +150,7 @@ class LearningRateAdvice(Result):
     frozen: int = 0
     seconds: float | None = None
     gradients: float | None = field(default=None, metadata=LATER)
+    trials: tuple[Trial, ...] = field(default=(), metadata=LATER)
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -171,3 +175,22 @@ def advise_descent(
         warmup=judge_warmup(lr, best, stable, flat=flat), norm=norm,
         notes=(*notes, say.flat_initialization(norm.value)) if flat else notes, **facts,
     )  # fmt: skip
+
+
+def with_trials(
+    advice: LearningRateAdvice, rate: float, trials: tuple[Trial, ...], times: float, *, with_curvature: bool
+) -> LearningRateAdvice:
+    """The advice of trials that favour `rate`: `times` that; where all blew up, a quarter of the lowest.
+
+    `with_curvature` takes the geometric mean of that and of the rate of the largest guaranteed decrease.
+    """
+    say, guaranteed = presenter("advice"), advice.learning_rate
+    if not rate > 0:
+        best = min(guaranteed, min(trial.lr for trial in trials) / 4)
+    else:
+        best = math.sqrt(times * rate * guaranteed) if with_curvature else times * rate
+    reason = say.explain_trials(trials, rate, times, guaranteed if with_curvature else None)
+    warmup = advice.warmup
+    if advice.lr is None:  # the trials had none
+        warmup = WarmupAdvice(advised=False, steps=0, reason=say.NO_WARMUP)
+    return replace(advice, learning_rate=best, learning_rate_reason=reason, trials=trials, warmup=warmup)

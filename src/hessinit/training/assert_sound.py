@@ -81,7 +81,7 @@ def assert_sound(
             given["check"] = False  # `measure` has checked the derivatives
             from hessinit.training.advise import advise
 
-            judged = advise(model, loss, batch, optimizer=optimizer, lr=rate, **given)
+            judged = advise(model, loss, batch, optimizer=optimizer, lr=rate, trial_steps=0, **given)
     fit = _call(rate if judged is None else judged.lr, optimizer)
     found = _judge_layers(report, smallest, largest, options.get("network", True), fit)
     if buffer := find_bad_buffer(unwrap(model)):  # a measurement with the batch's statistics does not see it
