@@ -62,12 +62,15 @@ def search_rate(
             trial = trials[power]
             return _height(trial.score, first_loss) + TILT * power if trial.survived else math.inf
 
+        def learns(power: int) -> bool:
+            return height(power) < math.inf and trials[power].score < first_loss
+
         best = 0
-        if height(0) < math.inf and height(1) < height(0):
+        if learns(0) and height(1) < height(0):
             while height(best + 1) < height(best):
                 best += 1
-        else:
-            while len(trials) < MOST_TRIALS and height(best - 1) <= height(best):
+        else:  # among rates that destroy the network at once, the differences mean nothing
+            while len(trials) < MOST_TRIALS and not (learns(best) and height(best) < height(best - 1)):
                 best -= 1
         middle = height(best)
         # A neighbour that was not tried, because there were too many trials, counts as an equal.
