@@ -9,7 +9,6 @@ import pytest
 
 from hessinit import CurvatureReport, LearningRateAdvice, load, measure
 from hessinit.cli.measure import judge_rate
-from hessinit.present.words import format_number
 from hessinit.results.curvature_report import ONLY_BOUNDED
 from result_examples import make_estimate, make_three_layers
 
@@ -161,8 +160,8 @@ def test_measure_shows_the_rates_of_the_optimizer_instead_of_gradient_descent_s(
     problem = "net.py:regression" if options else "net.py:with_optimizer"
     result = run("measure", problem, *options.split(), "--html", "r.html", "--save", "r.json")
     assert result.exit_code == 0
-    rate = format_number(load("r.json").rates.learning_rate)
-    shown = f"For SGD(momentum=0.5): learning rate {rate}, unstable above 0.24"
+    rate = load("r.json").rates.learning_rate
+    shown = f"For SGD(momentum=0.5): learning rate {rate:.2g}, unstable above 0.24"
     assert shown in " ".join(result.stdout.split())
     assert "lr = 0.2 is stable" in result.stdout  # its own rate is judged
     page = (folder / "r.html").read_text(encoding="utf-8")
