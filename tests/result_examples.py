@@ -16,6 +16,7 @@ from hessinit.results.curvature_report import (
     Density,
     Diagnostics,
     Estimate,
+    Finding,
     JacobianBounds,
     LayerCurvature,
     MeasurementPlan,
@@ -72,9 +73,11 @@ def make_report(
 
 
 def make_three_layers() -> CurvatureReport:
-    """A network whose last layer is too sharp."""
+    """A network whose first layer gets no gradient."""
     norms = {"fc1": (0.31, (256, 784)), "fc2": (1.84, (256, 256)), "fc3": (64.0, (10, 256))}
-    return make_report(*(make_layer(name, norm, shape=shape) for name, (norm, shape) in norms.items()))
+    layers = [make_layer(name, norm, shape=shape) for name, (norm, shape) in norms.items()]
+    found = Finding(kind="no gradient", layers=("fc1",), message="fc1 gets no gradient.", way_out="Use it.")
+    return make_report(*layers, findings=(found,))
 
 
 def rich_report() -> CurvatureReport:
@@ -397,12 +400,12 @@ def every_block() -> doc.Document:
     )  # fmt: skip
     marks = [doc.ReferenceLine(0.1, evil, "blue"), doc.ReferenceLine(math.inf, "endless")]
     rates = doc.RateLine("rates", "rates", "four rates", 0.5, 1.0, marks)
-    verdicts = ["ok", "sharp", "ok", "flat", "ok"]
+    findings = ["", "no gradient", "", "signal lost", ""]
     columns = [
         name_column("name", ["a", evil, "c", "d", "mean"]),
         doc.Column("paper", ["~1,230", "9", "nan", "inf", "7"]),
         doc.Column("ours", ["3", "20", "100", "", "7"], marks=["yes", "no", "best", "diverged", ""]),
-        doc.Column("verdict", verdicts, is_number=False, marks=verdicts),
+        doc.Column("finding", findings, is_number=False, marks=["no" if one else "" for one in findings]),
     ]
     texts = [doc.Paragraph(evil), doc.Paragraph("three", "strong"), doc.Paragraph("note", "note")]
     table = doc.Table(evil, columns, fixed=1, show_caption=True)

@@ -96,6 +96,6 @@ def test_the_expected_norms_are_those_of_the_dense_hessian(net):
         dense = torch.autograd.functional.hessian(loss_of, parameter.detach())
         dense = dense.reshape(parameter.numel(), parameter.numel())
         norm = torch.linalg.eigvalsh(dense)[-1].item()  # one layer of a linear network: Gauss-Newton is exact
-        assert re.search(rf"^ {name.split('.')[0]} .* {norm:.1f} ", text, flags=re.MULTILINE)
+        assert re.search(rf"^ {name.split('.')[0]} .* {norm:.1f}$", text, flags=re.MULTILINE)
     regression = (EXPECTED / "measure-stable-100.txt").read_text(encoding="utf-8")
-    assert re.search(r"^ weight +\(1, 4\) +12\.5 ", regression, flags=re.MULTILINE)  # the closed form
+    assert re.search(r"^ weight +\(1, 4\) +12\.5$", regression, flags=re.MULTILINE)  # the closed form

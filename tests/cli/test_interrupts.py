@@ -78,4 +78,4 @@ def test_while_a_page_is_written_nothing_false_is_said(run, monkeypatch):
     monkeypatch.setattr("hessinit.present.to_page", interrupted)
     result = run("show", "report.json", "--html", "page.html")
     assert (result.exit_code, result.stderr) == (130, "Interrupted: not everything was written.\n")
-    assert "verdict" in result.stdout
+    assert "finding" in result.stdout

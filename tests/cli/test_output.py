@@ -43,7 +43,7 @@ def test_a_terminal_gets_colours_unless_no_color_is_set_and_a_pipe_gets_what_pri
     for variables in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         plain = on_a_terminal("show", "r.json", **variables)
         assert "\x1b" not in plain
-        assert "verdict" in plain
+        assert "no gradient" in plain
     assert "Measuring net.py:problem …" in on_a_terminal("measure", "net.py:problem")  # the spinner
     piped = run_process("show", "r.json")
     assert piped.stdout == f"{make_three_layers()}\n"
@@ -60,7 +60,7 @@ def test_a_reader_that_stops_early_is_answered_without_a_traceback():
     show = f"{shlex.quote(sys.executable)} -m hessinit show r.json | head -1"
     options = {"env": ENVIRONMENT, "stderr": subprocess.PIPE, "encoding": "utf-8", "timeout": 300}
     cut = subprocess.run(["sh", "-c", show], stdout=subprocess.PIPE, **options)
-    assert cut.stdout.split() == ["layer", "weight", "‖H‖", "verdict"]
+    assert cut.stdout.split() == ["layer", "weight", "‖H‖", "finding"]
     assert cut.stderr == ""
     read, write = os.pipe()
     os.close(read)

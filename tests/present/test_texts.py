@@ -38,28 +38,30 @@ from result_examples import (
 INF, NAN = math.inf, math.nan
 
 REPORT = """\
- layer     weight        ‖H‖   verdict
-───────────────────────────────────────
- fc1       (256, 784)   0.31   ok
- fc2       (256, 256)   1.84   ok
- fc3       (10, 256)      64   sharp
-───────────────────────────────────────
- network   1,234        64.5   sharp
+ layer     weight        ‖H‖   finding
+───────────────────────────────────────────
+ fc1       (256, 784)   0.31   no gradient
+ fc2       (256, 256)   1.84
+ fc3       (10, 256)      64
+───────────────────────────────────────────
+ network   1,234        64.5
 
 fc3 is 206 times sharper than fc1. Plain gradient descent is unstable above lr =
 2/‖H‖ = 0.031; lr = 1/‖H‖ = 0.016 gives the largest guaranteed decrease. For
 momentum and Adam, see advise.
+Not sound:
+fc1 gets no gradient. Use it.
 3 layers in 0.09 s (4.1 gradients) by the Gram engine. Gauss-Newton on 32
 examples; loss 2.3."""
 
 NARROW = """\
- layer                      ‖H‖     gap   verdict
+ layer                      weight    ‖H‖     gap
 ──────────────────────────────────────────────────
- encoder.layers.0.self_a   0.31    1.55   ok
- ttn.out_proj
- embed = head               ~64   ~1.00   sharp
+ encoder.layers.0.self_at   (4, 3)   0.31    1.55
+ tn.out_proj
+ embed = head               (4, 3)    ~64   ~1.00
 ──────────────────────────────────────────────────
- network                   64.5           sharp
+ network                    1,234    64.5
 
 embed is 206 times sharper than
 encoder.layers.0.self_attn.out_proj. Plain
@@ -73,8 +75,7 @@ stopped; raise max_iterations.
 2 layers in 0.09 s (4.1 gradients) by the Lanczos
 engine: the exact Hessian is asked for. Exact
 Hessian and Gauss-Newton on 32 examples; loss 2.3.
-Note: drop1 is in train mode.
-Left out of 50 columns: weight."""
+Note: drop1 is in train mode."""
 
 PLAN = """\
  layer          fans          upstream            gain   dropout      std   remark
@@ -239,7 +240,7 @@ def test_text_has_colour_unless_no_color_is_set_and_a_rich_console_prints_the_sa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[33msharp" in to_text(make_three_layers(), 80, color=True)
+    assert "\x1b[1;31mno gradient" in to_text(make_three_layers(), 80, color=True)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[33m" not in to_text(make_three_layers(), 80, color=True)
     page = io.StringIO()
@@ -267,10 +268,10 @@ def test_columns_appear_only_when_they_say_something() -> None:
     full = make_layer("d", 2.0, trace=rough, frobenius=make_estimate(3.0), spread=spread)
     text = to_text(make_report(down, full, batches=4, examples=5000, engine="sampled"), 120)
     shown = (
-        "-1.5 … 2 ",
+        "-1.5 … 2",
         "2.00 ± 0.58",
         "‖H‖F",
-        "~5 ",
+        "~5",
         "Not converged (marked ~): d;",
         "on 5,000 examples in 4 b",
     )
@@ -281,11 +282,10 @@ def test_columns_appear_only_when_they_say_something() -> None:
     ("norms", "network", "sentence"),
     [
         ([], 1.0, "No layer was measured. Plain gradient descent is unstable above lr = 2/‖H‖ = 2; lr ="),
-        ([64.0], 64.0, "a has ‖H‖ = 64 (sharp). Plain gradient descent"),
+        ([64.0], 64.0, "a has ‖H‖ = 64. Plain gradient descent"),
         ([1.0, 1.2], 2.0, "The 2 layers are about equally sharp."),
         ([1.0, 1.2, 0.0], 2.0, "2 of 3 layers are about equally sharp. ‖H‖ of c is 0: the loss has no"),
-        ([1e-5, 1e-5, 1.0], 2.0, "c is 1.0e+05 times sharper than a. ‖H‖ of a and b is below 0.001 (vanish"),
-        ([1.0, 5000.0], 2.0, "‖H‖ of b is above 1000 (exploding)."),
+        ([1e-5, 1e-5, 1.0], 2.0, "c is 1.0e+05 times sharper than a. "),
         ([1.0, INF], INF, "‖H‖ of b is not finite: the numbers overflow. Initialize with smaller"),
         ([1.0, NAN], NAN, "The network's ‖H‖ is nan: no learning rate is stable."),
         ([0.0, 0.0], 0.0, "The network has no curvature, so it sets no limit to the learning rate."),

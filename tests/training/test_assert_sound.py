@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +13,18 @@ import torch
 from torch import nn
 
 from adamw_truth import dense_adamw_limit
-from hessinit import ConvergenceWarning, ProblemError, advise, assert_sound, initialize_, measure
+from hessinit import (
+    ConvergenceWarning,
+    CurvatureReport,
+    ProblemError,
+    advise,
+    apply_scheme_,
+    assert_sound,
+    initialize_,
+    measure,
+)
 
 SQUARES = nn.MSELoss()
-FIT = "it the weights: hessinit.initialize_(model, loss, batch, lr="
 
 
 def quadratic(size: float = 1.0) -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -45,45 +56,27 @@ def test_a_sound_network_gets_its_report_and_stays_as_it_was() -> None:
     assert model.fc.weight.grad is None
 
 
-def test_a_vanishing_layer_is_named_with_its_norm_the_rule_the_way_out_and_the_table() -> None:
-    with pytest.raises(AssertionError) as failure:
-        assert_sound(*quadratic(1e-4))
-    assert str(failure.value).startswith(
-        """\
-not sound:
-fc: ‖H‖ = 0.0001 is below smallest=0.001. Fit the weights: hessinit.initialize_(model, loss, batch, lr=…).
-
- layer     weight      ‖H‖   verdict
-───────────────────────────────────────
- fc        (1, 2)   0.0001   vanishing
-"""
-    )
-
-
-def test_an_exploding_layer_is_named_and_with_a_rate_it_may_be_as_sharp_as_the_rate_allows() -> None:
-    explodes = "fc and the network: ‖H‖ = 4000 is above largest=1000. F"
-    assert said(*quadratic(4e3)) == f"{explodes}{FIT}…)."
-    assert said(*quadratic(4e3), lr=4e-4, largest=1000.0) == f"{explodes}{FIT}0.0004)."
-    assert assert_sound(*quadratic(4e3), largest=5000.0).network.norm == pytest.approx(4000)
-    assert assert_sound(*quadratic(4e3), lr=4e-4).network.norm == pytest.approx(4000)
-
-
 def test_a_rate_is_judged_by_the_stability_limit_of_the_optimizer() -> None:
     # H = I: plain descent is stable up to 2, momentum 0.9 up to 3.8 (closed forms).
     model, loss, batch = quadratic()
-    assert said(model, loss, batch, lr=6.0) == (
-        "lr=6 is above times_stable=2.5 times 2, the stable learning rate of SGD. Lower lr below 5, or "
-        f"f{FIT}6)."
+    assert said(model, loss, batch, lr=17.0) == (
+        "lr=17 is 8.5 times the stability limit of SGD, which is 2. Lower lr below 2."
     )
-    assert assert_sound(model, loss, batch, lr=4.9)
-    assert assert_sound(model, loss, batch, lr=6.0, optimizer="momentum")
+    assert said(*quadratic(4.0), lr=5.0).endswith(
+        "Lower lr below 0.5, or fit the weights to it: hessinit.initialize_(model, loss, batch, lr=5)."
+    )
+    # Every step multiplies w by 1 − lr, and the loss is w²: 1.5⁶² after 31 steps.
+    rose = "In 32 trial steps on this batch at lr=2.5 the loss rose from 1 to 8.3e+10. Lower lr below 2."
+    assert said(model, loss, batch, lr=2.5) == rose
+    assert assert_sound(model, loss, batch, lr=1.99)
+    assert assert_sound(model, loss, batch, lr=3.0, optimizer="momentum")
     assert assert_sound(model, loss, batch, lr=1.99, times_stable=1)
-    assert "above times_stable=1 times 2," in said(model, loss, batch, lr=2.01, times_stable=1)
-    heavy = torch.optim.SGD(model.parameters(), lr=10.0, momentum=0.9)
-    for given in ({"optimizer": heavy}, {"optimizer": "momentum", "lr": 10.0}):
+    assert "times the stability limit" in said(model, loss, batch, lr=2.01, times_stable=1)
+    heavy = torch.optim.SGD(model.parameters(), lr=38.0, momentum=0.9)
+    built = functools.partial(torch.optim.SGD, lr=38.0, momentum=0.9)
+    for given in ({"optimizer": heavy}, {"optimizer": "momentum", "lr": 38.0}, {"optimizer": built}):
         failure = said(model, loss, batch, **given)
-        assert "lr=10 is above times_stable=2.5 times 3.8, the stable learning rate of SGD(mom" in failure
-        assert "lr=10" in failure.partition("initialize_")[2]
+        assert "lr=38 is 10 times the stability limit of SGD(momentum=0.9), which is 3.8." in failure
     assert assert_sound(model, loss, batch, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
 
 
@@ -91,27 +84,118 @@ def test_a_rate_is_judged_by_the_stability_limit_of_the_optimizer() -> None:
 def test_an_adaptive_rate_is_judged_by_advise_and_no_new_weights_are_offered(as_word: bool) -> None:
     model, loss, batch = quadratic()
     stable = advise(model, loss, batch, optimizer="adam").stable_learning_rate
-    optimizer = "adam" if as_word else torch.optim.Adam(model.parameters(), lr=3 * stable)
-    rate = {"lr": 3 * stable} if as_word else {}
+    optimizer = "adam" if as_word else torch.optim.Adam(model.parameters(), lr=9 * stable)
+    rate = {"lr": 9 * stable} if as_word else {}
     failure = said(model, loss, iter([batch]), optimizer=optimizer, **rate)
-    assert re.search(r"the stable learning rate of Adam.*\. Lower lr below \S+\.$", failure)
+    assert re.search(r"9 times the stability limit of Adam.*\. Lower lr below \S+\.$", failure)
     assert assert_sound(model, loss, batch, optimizer="adam", lr=0.9 * stable)
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
-@pytest.mark.parametrize("rate", [0.001, 0.1])
-def test_the_way_out_leads_out(activation: type[nn.Module], rate: float) -> None:
-    sizes = [(16, 32), (32, 32), (32, 32), (32, 32), (32, 32)]
-    hidden = [part for size in sizes for part in (nn.Linear(*size), activation())]
-    model, loss = nn.Sequential(*hidden, nn.Linear(32, 10)), nn.CrossEntropyLoss()
-    batch = (torch.rand(64, 16), torch.arange(64) % 10)
-    with torch.no_grad():
-        model[0].weight.mul_(100)
-        model[-1].weight.mul_(1e-4)
-    assert f"lr={rate:g})" in said(model, loss, batch, lr=rate)
-    # The result says so where a rate is so small that its target is out of reach.
-    initialize_(model, loss, batch, lr=rate, max_sharpening=1e9)
-    assert assert_sound(model, loss, batch, lr=rate)
+def test_trial_steps_leave_no_trace() -> None:
+    model, loss, batch = classifier(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    before, source = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    assert assert_sound(model, loss, batch, optimizer=optimizer)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert all(one.grad is None for one in model.parameters())
+    assert torch.equal(torch.get_rng_state(), source)
+    assert not optimizer.state
+
+
+def test_a_gradient_that_is_too_small_for_the_rate_is_found_and_adam_does_not_mind() -> None:
+    # loss = size·|w|²/2 with w = (1, 1): one step along the gradient lowers it by 2·lr·size of itself.
+    assert said(*quadratic(1e-4), lr=0.1).startswith(
+        "At lr=0.1 the gradient is too small: 1,000 steps along it would lower the loss by 2 %. Raise lr."
+    )
+    for given in ({"lr": 0.2}, {"lr": 0.1, "optimizer": "momentum"}, {"lr": 0.1, "optimizer": "adam"}, {}):
+        assert assert_sound(*quadratic(1e-4), **given)
+
+
+@pytest.mark.parametrize(("ratio", "sound"), [(11.5, True), (12.5, False)])
+def test_a_loss_far_above_that_of_a_zero_output_is_found(ratio: float, sound: bool) -> None:
+    model, loss, (inputs, _) = quadratic()
+    nn.init.constant_(model.fc.weight, 1 + ratio**0.5)  # targets of 1: the loss is `ratio`, of zeros 1
+    batch = (inputs, torch.ones(2, 1, dtype=torch.float64))
+    if sound:
+        assert assert_sound(model, loss, batch).loss == pytest.approx(ratio)
+    else:
+        start = "The initial loss is 12.5, 13 times that of a zero output. Make the last weights smaller"
+        assert said(model, loss, batch) == f"{start}: with an output of 0 the loss is 1."
+        model.fc.weight.data *= 0.5
+        assert assert_sound(model, loss, batch)
+
+
+def deep(activation: type[nn.Module], depth: int = 12) -> nn.Sequential:
+    torch.manual_seed(0)
+    hidden = [part for _ in range(depth) for part in (nn.Linear(32, 32), activation())]
+    return nn.Sequential(*hidden, nn.Linear(32, 10))
+
+
+def blobs() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    targets = torch.arange(64) % 10
+    return torch.randn(10, 32)[targets] + 0.3 * torch.randn(64, 32), targets
+
+
+def scale(factor: float) -> Callable[[nn.Sequential], object]:
+    def change(model: nn.Sequential) -> None:
+        apply_scheme_(model, "he", generator=torch.Generator().manual_seed(0))
+        for one in model.parameters():
+            one.data *= factor
+
+    return change
+
+
+BROKEN: dict[str, tuple[type[nn.Module], Callable[[nn.Sequential], object], str]] = {
+    "dead": (nn.ReLU, lambda net: nn.init.constant_(net[4].bias, -100), "all units of Layer 4 are dead"),
+    "zero": (nn.ReLU, lambda net: [nn.init.zeros_(one) for one in net.parameters()], "none after two steps"),
+    "default": (nn.ReLU, lambda net: None, "all examples look the same"),
+    "shrinking": (nn.Tanh, scale(0.3), "Activations shrink with depth: those of Layer 0"),
+    "growing": (nn.ReLU, scale(1.65), "Activations grow with depth: those of Layer 22"),
+    "identical": (
+        nn.Tanh,
+        lambda net: [nn.init.constant_(one, 0.1) for one in net.parameters()],
+        "identical",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_every_way_out_leads_out(case: str) -> None:
+    """The start fails by its own finding, and passes when the advice is followed."""
+    activation, break_, words = BROKEN[case]
+    model, loss, batch = deep(activation), nn.CrossEntropyLoss(), blobs()
+    break_(model)
+    failure = said(model, loss, batch, lr=0.01)
+    assert words in failure
+    assert 'hessinit.apply_scheme_(model, "lsuv", sample=inputs)' in failure
+    apply_scheme_(model, "lsuv", sample=batch[0], generator=torch.Generator().manual_seed(0))
+    assert assert_sound(model, loss, batch, lr=0.01).findings == ()
+    # ... and so does a start from initialize_: its user is not sent back to it.
+    initialize_(model, loss, batch, lr=0.01)
+    assert assert_sound(model, loss, batch, lr=0.01)
+
+
+def test_large_inputs_are_named_as_the_cause() -> None:
+    model, loss, (inputs, targets) = deep(nn.ReLU, 2), nn.CrossEntropyLoss(), blobs()
+    apply_scheme_(model, "he", generator=torch.Generator().manual_seed(0))
+    failure = said(model, loss, (100 * inputs, targets))
+    assert "Normalize the inputs, whose root mean square is " in failure
+    assert assert_sound(model, loss, (inputs, targets))
+
+
+def test_measure_and_its_text_end_with_the_same_judgement() -> None:
+    model, loss, batch = deep(nn.ReLU), nn.CrossEntropyLoss(), blobs()
+    report = measure(model, loss, batch)
+    (finding,) = report.findings
+    assert finding.kind == "signal lost"
+    assert set(finding.layers) < set(report.names)
+    assert said(model, loss, batch) == str(finding)
+    assert report.verdict.endswith(f"Not sound: {finding}")
+    assert "signal lost" in str(report)
+    assert CurvatureReport.from_json(report.to_json()).findings == report.findings
+    apply_scheme_(model, "lsuv", sample=batch[0])
+    assert measure(model, loss, batch).verdict.endswith("not far above that of a zero output.")
 
 
 def test_weights_outputs_losses_and_curvature_that_are_not_finite_are_failures() -> None:
@@ -121,10 +205,10 @@ def test_weights_outputs_losses_and_curvature_that_are_not_finite_are_failures()
     model, loss, batch = quadratic()
     failure = said(model, lambda out, target: (out - target).pow(2).mean() / 0, batch)
     assert failure.startswith("the loss is inf though the model's output is finite")
-    for options in ({}, {"lr": 1e-300}, {"largest": 1e308}):
+    for options in ({}, {"lr": 1e-300}):
         nn.init.zeros_(model.fc.weight)
         failure = said(model, steep, batch, **options)
-        assert re.search(r"fc and the network: ‖H‖ = ~(inf|nan) is ", failure), failure
+        assert failure.startswith("‖H‖ of fc is not finite. Make the loss, the inputs or the weights smaller")
         assert "tolerance" not in failure
     nn.init.constant_(model.fc.weight, 1e308)
     failure = said(model, SQUARES, (100 * batch[0], batch[1]))
@@ -132,7 +216,7 @@ def test_weights_outputs_losses_and_curvature_that_are_not_finite_are_failures()
     nn.init.constant_(model.fc.weight, torch.nan)
     failure = said(model, loss, batch, lr=0.1)
     assert failure.startswith("fc.weight holds NaN or inf (it is the first parameter that does)")
-    assert failure.endswith("Draw new weights: hessinit.initialize_(model, loss, batch, lr=0.1).")
+    assert failure.endswith('Draw the weights anew: hessinit.apply_scheme_(model, "lsuv", sample=inputs).')
 
 
 def test_a_norm_that_did_not_converge_does_not_pass() -> None:
@@ -142,7 +226,7 @@ def test_a_norm_that_did_not_converge_does_not_pass() -> None:
     with pytest.warns(ConvergenceWarning):
         assert not measure(*problem, **unfinished).converged
     assert re.match(
-        r"weight and the network: .* did not reach tolerance=0.001: stopped", said(*problem, **unfinished)
+        r"weight and the network did not reach tolerance=0.001: stopped", said(*problem, **unfinished)
     )
 
 
@@ -150,10 +234,6 @@ def test_a_norm_that_did_not_converge_does_not_pass() -> None:
     ("options", "words"),
     [
         ({"lr": 0}, "lr=0 must be a finite number above 0"),
-        ({"smallest": -1}, "smallest=-1 must be a finite number, 0 or more"),
-        ({"smallest": 2.0, "largest": 1.0}, r"largest=1.0 must be a number above smallest=2.0"),
-        ({"largest": "x"}, "largest='x' must be a number above smallest=0.001"),
-        ({"largest": float("nan")}, "largest=nan must be a number above"),
         ({"times_stable": 0}, "times_stable=0 must be a finite number above 0, such as 1"),
         ({"optimizer": "adm"}, "optimizer='adm' is unknown; .* Did you mean 'adam'"),
         ({"lr": 0.1, "network": False}, "network=False and a learning rate do not go together"),
@@ -182,18 +262,37 @@ def test_a_saturated_loss_and_layers_on_which_it_does_not_depend_are_failures() 
     with torch.no_grad():
         model[2].weight.mul_(1e6)
     assert said(model, loss, batch).startswith("the loss is saturated: it bends at smaller outputs of the")
-    nn.init.constant_(model[0].bias, -100)
-    assert said(model, loss, batch).startswith(
-        "Layer 0 and Layer 2: ‖H‖ = 0: the forward does not use it, its"
+
+    class Unused(nn.Sequential):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self[1](inputs)
+
+    _, loss, batch = classifier()
+    assert said(Unused(nn.Linear(5, 16), nn.Linear(5, 3)), loss, batch).startswith(
+        "Layer 0 gets no gradient: the forward does not use it, or detaches the result. Use it, freeze it"
     )
-    model, loss, batch = classifier(nn.Linear(5, 16), nn.Linear(16, 3))
-    nn.init.zeros_(model[1].weight)
-    failure = said(model, loss, batch)
-    assert failure.startswith("Layer 0: ‖H‖ = 0: ")
-    assert "a zero weight follows, as in LoRA (if that is intended, pass smallest=0" in failure
-    assert assert_sound(model, loss, batch, smallest=0)
-    report = assert_sound(model, loss, batch, layers="1", curvature="hessian", network=False)
-    assert (report.names, report.curvature) == (("1",), "hessian")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_weights_that_are_zero_on_purpose_are_sound(optimizer: str) -> None:
+    """The last layer gets a gradient, B of LoRA and the end of a branch a step later, the others then."""
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.a, self.b = nn.Linear(5, 16), nn.Linear(16, 4), nn.Linear(4, 16)
+            self.inner, self.end, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+            for one in (self.b, self.end, self.last):
+                nn.init.zeros_(one.weight)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            state = torch.relu(self.first(inputs))
+            state = state + self.b(self.a(state))
+            return self.last(state + self.end(torch.relu(self.inner(state))))
+
+    _, loss, batch = classifier()
+    torch.manual_seed(0)
+    assert assert_sound(Adapted(), loss, batch, optimizer=optimizer, lr=0.01)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +307,7 @@ def test_buffers_must_be_finite_but_for_masks(name: str, value: float, sound: bo
     if sound:
         assert assert_sound(model, loss, batch)
     else:
-        assert said(model, loss, batch).startswith(f"the buffer 1.{name} holds NaN or inf. Reset it")
+        assert said(model, loss, batch).startswith(f"The buffer 1.{name} holds NaN or inf. Reset it")
     assert torch.equal(model[1].running_var, before)
 
 
@@ -223,7 +322,7 @@ def test_groups_of_adamw_are_judged_by_the_dense_limit() -> None:
         return torch.optim.AdamW(groups, weight_decay=40.0)
 
     limit = dense_adamw_limit(model, loss, batch, optimizer(1.0))
-    options = {"times_stable": 1, "smallest": 0}
+    options = {"times_stable": 1}
     assert assert_sound(model, loss, batch, optimizer=optimizer(0.99 * limit), **options)
     failure = said(model, loss, batch, optimizer=optimizer(1.01 * limit), **options)
-    assert "the stable learning rate of AdamW" in failure
+    assert "times the stability limit of AdamW" in failure

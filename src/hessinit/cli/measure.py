@@ -100,7 +100,19 @@ def measure(
                 optimizer=advice.optimizer, learning_rate=advice.learning_rate, lr=advice.lr,
                 stable_learning_rate=advice.stable_learning_rate, converged=advice.converged,
             ))  # fmt: skip
-    judged = lr if advice is None else advice.lr
+        judged = lr if advice is None else advice.lr
+        if not dry_run and report.network_measured and report.findings is not None:
+            from hessinit.measurement.soundness import judge_training
+            from hessinit.training.assert_sound import try_rate
+            from hessinit.training.optimizer_rules import build_optimizer_rule
+
+            rule, trial = build_optimizer_rule(used, loaded.model).rule, list[float]()
+            stable = (report if advice is None else advice).stable_learning_rate
+            if judged is not None:
+                forward = given.get("forward")
+                trial = try_rate(loaded.model, loaded.loss, loaded.batch, used, judged, forward)
+            found = judge_training(report, rule, judged, stable, trial=trial)
+            report = replace(report, findings=found)
     output.write(report, after=None if judged is None else judge_rate(report, judged, problem, advice))
     if not dry_run and not report.converged:
         missed = f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}."

@@ -78,6 +78,7 @@ class _Gathered:
         self._names: dict[str, None] = {}
         self._alive: dict[int, Tensor] = {}
         self._saturated, self._saturable = 0, 0
+        self._differing, self._squares = 0.0, 0.0  # between examples, and in all
         self.weight_gradient: Tensor | float = 0.0
 
     def add(self, values: LayerValues, gradient: Tensor) -> None:
@@ -85,6 +86,10 @@ class _Gathered:
         self._after.add(values.after)
         self._gradient.add(gradient)
         self._names[_activation_name(values.activation)] = None
+        if values.after.ndim and len(values.after) > 1:
+            after = values.after.double()
+            self._differing += float((after - after.mean(0)).square().sum())
+            self._squares += float(after.square().sum())
         alive = _living_units(values)
         if alive is not None:
             # As many units as in another use are the same units: those of a cell at its next step, say.
@@ -106,6 +111,7 @@ class _Gathered:
         return Diagnostics(
             activation=", ".join(name or "none" for name in self._names) if any(self._names) else "",
             activation_mean=self._after.mean, activation_std=self._after.std, preactivation_std=self._own.std,
+            signal=math.sqrt(self._differing / self._squares) if self._squares else None,
             gradient_mean=self._gradient.mean, gradient_std=self._gradient.std, weight_gradient_norm=norm,
             dead=dead / units if units else None,
             saturated=self._saturated / self._saturable if self._saturable else None,

@@ -395,6 +395,11 @@ def measure(
         notes = (*notes, *note_unchecked(check), *note_uncounted(problem))
         report = measuring.report(rows, whole, curvature, notes=notes, **facts)
         del measuring  # a gradient is timed: what the engines hold must not stand beside its graph
+        if ranks is None or ranks.split != "batch":  # of a share, no rank knows all activations
+            from hessinit.measurement.soundness import judge_signals
+
+            findings, size = judge_signals(problem, evaluations, rows, further.get("diagnostics"))
+            report = replace(report, findings=findings, gradient_norm=size)
         report = replace(report, **progress_of.cost_of(problem, evaluations, started))
         report = report if ranks is None else ranks.first(lambda: report, last=True)
         if settings.progress is not None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.present.layer_details import conclude_details, detail_sections, layer_chart, spectrum_charts
-from hessinit.results import curvature_report as thresholds
 from hessinit.results.advice import LearningRateAdvice
 from hessinit.results.curvature_report import (
     CurvatureReport,
@@ -21,6 +20,10 @@ from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "Exact Hessian"}
 MATRIX_NAMES["both"] = "Exact Hessian and Gauss-Newton"
+SOUND = (
+    "Sound: every layer gets a gradient, the examples stay apart through the depth, and the loss is not far "
+    "above that of a zero output."
+)
 ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos"}
 MORE_CHARTS = (
     "measure(…, top=10) or density=True adds 'spectrum:NAME', jacobians=True 'jacobians' and 'bounds', "
@@ -41,7 +44,7 @@ def describe_report(report: CurvatureReport) -> doc.Document:
     measured: list[doc.Block] = [cost, *w.note_paragraphs(report.notes), facts]
     return doc.Document(
         title=w.title("Curvature report", report.versions),
-        verdict=[conclude(report), *conclude_details(report)],
+        verdict=[conclude(report), *conclude_details(report), *_judge(report)],
         numbers=_key_numbers(report),
         tone=_tone(report),
         sections=[
@@ -78,12 +81,11 @@ def _key_numbers(report: CurvatureReport) -> list[doc.KeyNumber]:
 
 
 def _tone(report: CurvatureReport) -> str:
-    verdicts = {row.verdict for row in (*report.layers, report.network)}
-    if verdicts & {"vanishing", "exploding"}:
+    if report.findings or not all(math.isfinite(row.norm) for row in (*report.layers, report.network)):
         return "bad"
-    if not report.network_measured:
+    if report.findings is None:
         return "plain"
-    return "good" if verdicts == {"ok"} and report.converged else "fair"
+    return "good" if report.converged else "fair"
 
 
 def _columns(report: CurvatureReport) -> list[doc.Column]:
@@ -110,9 +112,11 @@ def _columns(report: CurvatureReport) -> list[doc.Column]:
         doc.Column("trace", texts(lambda row: w.format_estimate(row.trace)), 3),
         doc.Column("‖H‖F", texts(lambda row: w.format_estimate(row.frobenius)), 2),
     ]
-    verdicts, order = texts(lambda row: row.verdict), [float(doc.VERDICTS.index(row.verdict)) for row in rows]
-    verdict = doc.Column("verdict", verdicts, 8, is_number=False, keys=order, marks=verdicts)
-    return [*columns, *(column for column in further if any(column.cells)), verdict]
+    kinds = texts(lambda row: ", ".join(one.kind for one in report.findings or () if row.name in one.layers))
+    further.append(
+        doc.Column("finding", kinds, 8, is_number=False, marks=["no" if one else "" for one in kinds])
+    )
+    return [*columns, *(column for column in further if any(column.cells))]
 
 
 def _write_gap(row: LayerCurvature) -> str:
@@ -128,7 +132,7 @@ def _write_spread(row: LayerCurvature) -> str:
 
 
 def norms_chart(report: CurvatureReport) -> doc.LineChart:
-    """Return the norms over depth, with the range that counts as ok and the network's norm as a line."""
+    """Return the norms over depth, with the network's norm as a line."""
     low, high = zip(*map(_error_bar, report), strict=True)
     name = "Gauss-Newton" if report.curvature == "gauss-newton" else "exact Hessian"
     norms, details = [layer.norm for layer in report], [describe_layer(layer) for layer in report]
@@ -137,14 +141,12 @@ def norms_chart(report: CurvatureReport) -> doc.LineChart:
     if any(value is not None for value in approximations):
         series.append(doc.Series("Gauss-Newton", approximations, color="vermilion", hollow=True))
     network = ("" if report.network_measured else "at least ") + w.format_number(report.network.norm)
-    limits = thresholds.FLAT_BELOW, thresholds.SHARP_ABOVE
     description = (
         f"{MATRIX_NAMES[report.curvature]} norm ‖H‖ of {w.count(len(report), 'layer')} on a logarithmic "
         f"axis; the network's is {network}. {conclude(report)} The table below has every number."
     )
     return layer_chart(
         "norms", "Curvature ‖H‖ of each layer", description, series, report.names,
-        bands=[doc.Band(*limits, f"ok: {' to '.join(map(w.format_number, limits))}")],
         rules=[doc.ReferenceLine(report.network.norm, f"network {network}")],
     )  # fmt: skip
 
@@ -159,7 +161,7 @@ def _error_bar(layer: LayerCurvature) -> tuple[float | None, float | None]:
 
 
 def describe_layer(layer: LayerCurvature) -> str:
-    pieces = [str(layer.shape), layer.verdict]
+    pieces = [str(layer.shape)]
     if layer.error > 0.005 * abs(layer.norm):
         pieces.append(f"± {w.format_number(layer.error, 2)}")
     return ", ".join(pieces if layer.converged else [*pieces, "not converged"])
@@ -244,13 +246,21 @@ def conclude(report: CurvatureReport, optimizer: str = "") -> str:
     return " ".join(sentences)
 
 
+def _judge(report: CurvatureReport) -> list[str]:
+    if report.findings is None:
+        return []
+    if report.findings:
+        return ["Not sound:", *map(str, report.findings)]
+    return [SOUND]
+
+
 def _compare_layers(layers: Sequence[LayerCurvature]) -> Iterator[str]:
     curved = sorted((row for row in layers if 0 < row.norm < math.inf), key=lambda row: row.norm)
     if not layers:
         yield "No layer was measured."
     elif len(layers) == 1:
         norm = w.format_number(layers[0].norm)
-        yield f"{w.call_layer(layers[0].name)} has ‖H‖ = {norm} ({layers[0].verdict})."
+        yield f"{w.call_layer(layers[0].name)} has ‖H‖ = {norm}."
     elif len(curved) > 1 and curved[-1].norm / curved[0].norm < 1.5:
         which = "The" if len(curved) == len(layers) else f"{len(curved)} of"
         yield f"{which} {len(layers)} layers are about equally sharp."
@@ -260,12 +270,9 @@ def _compare_layers(layers: Sequence[LayerCurvature]) -> Iterator[str]:
 
 
 def _name_extremes(layers: Sequence[LayerCurvature]) -> Iterator[str]:
-    highest, lowest = thresholds.EXPLODING_ABOVE, thresholds.VANISHING_BELOW
     overflow = "is not finite: the numbers overflow. Initialize with smaller weights, or measure in float64"
     cases: list[tuple[str, Callable[[float], bool]]] = [
         (overflow, lambda norm: not math.isfinite(norm)),
-        (f"is above {w.format_number(highest)} (exploding)", lambda norm: highest < norm < math.inf),
-        (f"is below {w.format_number(lowest)} (vanishing)", lambda norm: 0 < norm < lowest),
         ("is 0: the loss has no curvature there", lambda norm: norm == 0),
     ]
     for said, is_meant in cases:

@@ -19,8 +19,7 @@ COLORS = {
     "blue": "#0072b2", "vermilion": "#d55e00", "green": "#009e73", "sky": "#56b4e9", "orange": "#e69f00",
     "purple": "#cc79a7", "grey": "#5f6670",
 }  # fmt: skip
-# Marks of a table's cells: the verdicts have a coloured dot on a page, the others colour the text.
-VERDICTS = ("vanishing", "flat", "ok", "sharp", "exploding")
+# Marks of a table's cells, which colour the text.
 TONES = ("best", "diverged", "yes", "no")
 
 
@@ -123,7 +122,7 @@ class Column:
     is_number: bool = True
     wraps: bool = False  # sentences, which a terminal may break into lines
     keys: Sequence[float | str] | None = None  # to sort by, where the texts would sort wrongly
-    marks: Sequence[str] | None = None  # of VERDICTS or TONES; "" for none
+    marks: Sequence[str] | None = None  # of TONES; "" for none
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,6 @@ class Cell:
     text: str
     classes: str
     key: str
-    dot: str
 
 
 def rows(table: doc.Table) -> list[list[Cell]]:
@@ -147,7 +146,7 @@ def _cells(column: doc.Column) -> list[Cell]:
         shape = "number" if column.is_number else "words" if len(text) > WORDS_FROM else ""
         classes = " ".join(filter(None, (shape, mark if mark in doc.TONES else "")))
         written = key if isinstance(key, str) else "" if math.isnan(key) else repr(float(key))
-        found.append(Cell(text, classes, written, mark if mark in doc.VERDICTS else ""))
+        found.append(Cell(text, classes, written))
     return found
 
 

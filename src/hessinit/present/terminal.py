@@ -23,7 +23,6 @@ NARROWEST_WORDS = 24  # of a column of sentences
 GUTTER = 3  # a space of padding on both sides and one between
 STAYS = 8  # columns of this importance are left out only where the numbers would break without it
 STYLES = {
-    "vanishing": "blue", "flat": "cyan", "ok": "green", "sharp": "yellow", "exploding": "bold red",
     "best": "bold green", "diverged": "red", "yes": "green", "no": "bold red",
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from hessinit.errors import ProblemError, choose
 from hessinit.results.result import LATER, ByName, PlainData, Result
@@ -90,30 +90,6 @@ MATRICES = ["gauss-newton", "hessian"]
 # The reason that stands in place of a measurement of the network where none was asked for.
 ONLY_BOUNDED = "network=False: only bounded, from below by the sharpest layer"
 
-Verdict = Literal["vanishing", "flat", "ok", "sharp", "exploding"]
-
-# The principle is ‖H‖ ≈ 1, and the step of the largest guaranteed decrease is 1/‖H‖. So the thresholds are
-# statements about steps, a decade around 1 first:
-VANISHING_BELOW = 1e-3  # that step is over 1000: the layer hardly changes the loss
-FLAT_BELOW = 0.1  # that step is 10 to 1000
-SHARP_ABOVE = 10.0  # gradient descent is unstable above lr = 0.2, or less
-EXPLODING_ABOVE = 1000.0  # unstable above lr = 2/1000 = 0.002, which is under the rates in common use
-
-
-def judge(norm: float) -> Verdict:
-    """Return the verdict on a curvature norm; a threshold itself has the milder one.
-
-    >>> [judge(norm) for norm in (0.0, 0.05, 1.0, 64.0, float("inf"))]
-    ['vanishing', 'flat', 'ok', 'sharp', 'exploding']
-    """
-    if math.isnan(norm) or norm > EXPLODING_ABOVE:
-        return "exploding"
-    if norm > SHARP_ABOVE:
-        return "sharp"
-    if norm >= FLAT_BELOW:
-        return "ok"
-    return "flat" if norm >= VANISHING_BELOW else "vanishing"
-
 
 def largest_magnitude(top: Estimate, bottom: Estimate) -> Estimate:
     """Return the larger absolute value; it is uncertain if an uncertain end could be the larger one."""
@@ -131,7 +107,8 @@ class Diagnostics:
     """Activations, gradients and idle units of one layer, over all examples, positions and uses.
 
     `activation_mean` and `_std` are of the layer's output after its `activation` ("relu", …; "" without an
-    elementwise one), `preactivation_std` of its own output, `gradient_mean` and `_std` of the loss gradient
+    elementwise one), `signal` the part of its root mean square that differs between examples,
+    `preactivation_std` of its own output, `gradient_mean` and `_std` of the loss gradient
     with respect to the output after the activation; `weight_gradient_norm` is the weight gradient's Frobenius
     norm. `dead` is the fraction of units (channels) that a relu, relu6 or threshold keeps at 0 for every
     example and position; `saturated` that of entries where the slope of a bounded activation (tanh, sigmoid,
@@ -142,6 +119,7 @@ class Diagnostics:
     activation_mean: float | None = None
     activation_std: float | None = None
     preactivation_std: float | None = None
+    signal: float | None = field(default=None, metadata=LATER)
     gradient_mean: float | None = None
     gradient_std: float | None = None
     weight_gradient_norm: float | None = None
@@ -187,8 +165,8 @@ class LayerCurvature(PlainData):
 
     >>> top, bottom = Estimate(3.0, 0.001, True, "converged", 9), Estimate(-4.0, 0.001, True, "converged", 0)
     >>> layer = LayerCurvature(name="fc1", shape=(10, 4), curvature="hessian", top=top, bottom=bottom)
-    >>> layer.norm, layer.top_eigenvalue, layer.products, layer.verdict
-    (4.0, 3.0, 9, 'ok')
+    >>> layer.norm, layer.top_eigenvalue, layer.products
+    (4.0, 3.0, 9)
     """
 
     name: str
@@ -260,10 +238,6 @@ class LayerCurvature(PlainData):
         return exact / approximate
 
     @property
-    def verdict(self) -> Verdict:
-        return judge(self.norm)
-
-    @property
     def parameters(self) -> int:
         return math.prod(self.shape)
 
@@ -279,9 +253,29 @@ class OptimizerRates:
     converged: bool = True
 
 
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A reason why training is expected to fail: what was found, in which layers, and what helps.
+
+    `excess` is how many times its threshold the finding is; inf where there is none.
+    """
+
+    kind: str
+    layers: tuple[str, ...] = ()
+    message: str
+    way_out: str
+    excess: float = math.inf
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.way_out}"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CurvatureReport(ByName[LayerCurvature], Result):
     """The curvature of every layer and of the network, with how far to trust it and what it cost.
+
+    `findings` say why training is expected to fail: () for a sound network, None where it was not judged.
+    `gradient_norm` is that of the loss gradient by the measured weights.
 
     >>> top, bottom = Estimate(64.0, 0.01, True, "converged", 9), Estimate(0.0, 0.0, True, "semidefinite", 0)
     >>> rows = {"shape": (10, 4), "curvature": "gauss-newton", "top": top, "bottom": bottom}
@@ -312,6 +306,8 @@ class CurvatureReport(ByName[LayerCurvature], Result):
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     rates: OptimizerRates | None = field(default=None, metadata=LATER)  # None: of plain gradient descent only
+    findings: tuple[Finding, ...] | None = field(default=None, metadata=LATER)
+    gradient_norm: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         choose("curvature", self.curvature, [*MATRICES, "both"])

@@ -1,0 +1,259 @@
+"""What keeps a network from training, judged from its initial weights: the findings of `assert_sound`.
+
+The thresholds were chosen on 26 problems, each trained from up to 17 starts (benchmarks/soundness.py). For 16
+others benchmarks/results/soundness.txt states how many failures are found, and how many alarms are false.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
+from hessinit.curvature.preconditioner import AdamRule
+from hessinit.measurement.diagnostics import diagnose
+from hessinit.present import words
+from hessinit.problem.batches import tensors_in
+from hessinit.problem.determinism import find_bad_buffer
+from hessinit.problem.problem import Problem
+from hessinit.results.advice import FLAT_INITIALIZATION, Descent
+from hessinit.results.curvature_report import CurvatureReport, Diagnostics, Finding, LayerCurvature
+
+# Rates up to that many times the stability limit often train: the curvature falls in the first steps.
+MOST_TIMES_STABLE = 8.0
+# The initial loss over that of a zero output.
+MOST_TIMES_ZERO_LOSS = 12.0
+# The part of a layer's activations, in root mean square, that differs between examples.
+LEAST_SIGNAL = 0.02
+# The largest standard deviation of activations over the smallest.
+MOST_UNEVEN = 110.0
+# The decrease of the loss along the gradient in one step of gradient descent, as a part of the loss.
+LEAST_DECREASE = 3e-5
+# Adam's steps do not shrink with the gradient: signals that are lost or uneven must be so by that much more.
+ADAM_EXCESS = 1000.0
+# Of a trial on the batch: where the loss is in its second half that much above the first one, it diverges.
+TRIAL_STEPS, MOST_TIMES_FIRST_LOSS = 32, 1.2
+# Inputs beyond this root mean square are named as a cause.
+LARGE_INPUTS = 30.0
+# Of a second look at layers without a gradient, relative to the weights.
+_STEP = 1e-2
+
+REDRAW = 'Draw the weights anew: hessinit.apply_scheme_(model, "lsuv", sample=inputs)'
+DEEPER = f"{REDRAW}; if they come from a scheme already, add normalization or residual connections."
+
+
+def judge_signals(
+    problem: Problem, evaluations: Sequence[Evaluation], rows: Sequence[LayerCurvature],
+    diagnostics: Mapping[str, Diagnostics] | None = None,
+) -> tuple[tuple[Finding, ...], float]:  # fmt: skip
+    """The findings that depend on no learning rate, and the norm of the gradient by the measured weights.
+
+    Costs two gradients, and two more where a layer gets none: weights that are zero on purpose, as in LoRA,
+    keep it from the layers before them for a step or two. `diagnostics` are those of `diagnose`, if known.
+    """
+    first, gradients = list(evaluations[:1]), _gradients(evaluations)
+    found = diagnose(problem, first) if diagnostics is None else diagnostics
+    parameters = {layer.name: layer.parameter for layer in problem.layers}
+    names = {parameters[row.name]: row.name for row in rows}
+    known = {name: found[name] for name in names}  # in the order in which the layers run
+    inputs = _size_of_inputs(problem)
+    findings = [*_judge_finite(problem, rows), *_judge_gradients(first[0], gradients, known, names)]
+    if not any(finding.kind == "no gradient" for finding in findings):
+        findings += _judge_depth(known, names, inputs)
+    findings += _judge_loss(first[0], inputs)
+    total = math.sqrt(math.fsum(float(one.double().square().sum()) for one in gradients.values()))
+    return tuple(findings), total
+
+
+def judge_training(
+    report: CurvatureReport, rule: Descent | AdamRule | None, lr: float | None = None,
+    stable: float = math.inf, times_stable: float = MOST_TIMES_STABLE, trial: Sequence[float] = (),
+) -> tuple[Finding, ...]:  # fmt: skip
+    """The report's findings as they hold for an optimizer, and those on its learning rate.
+
+    `stable` is its stability limit; `trial` are the losses of `TRIAL_STEPS` steps, if some were made.
+    """
+    least = 1.0 if isinstance(rule, Descent) else ADAM_EXCESS
+    found = [one for one in report.findings or () if one.excess >= least]
+    if lr is None or not stable > 0:  # where the norm is not finite, that is a finding of its own
+        return tuple(found)
+    limit = words.format_number(stable)
+    lower, fit = f"Lower lr below {limit}", f"hessinit.initialize_(model, loss, batch, lr={lr:g})"
+    # The size of the weights does not change the length of Adam's steps, and flat weights grow sharper.
+    if isinstance(rule, Descent) and report.network.norm > FLAT_INITIALIZATION:
+        lower += f", or fit the weights to it: {fit}"
+    ended = [one if math.isfinite(one) else math.inf for one in (*trial[TRIAL_STEPS // 2 :], *trial[-1:])]
+    worst = max(ended, default=0.0)
+    if lr > times_stable * stable:
+        times = words.format_times(lr / stable)
+        message = f"lr={lr:g} is {times} times the stability limit of {rule}, which is {limit}."
+        found.append(Finding(kind="rate too high", message=message, way_out=f"{lower}."))
+    elif trial and worst > MOST_TIMES_FIRST_LOSS * trial[0]:
+        rose = f"from {words.format_number(trial[0])} to {words.format_number(worst)}"
+        message = f"In {len(trial)} trial steps on this batch at lr={lr:g} the loss rose {rose}."
+        way = f"{lower}." if lr > stable else "Lower lr: hessinit.advise finds one."
+        found.append(Finding(kind="rate too high", message=message, way_out=way))
+    if not isinstance(rule, Descent) or not report.gradient_norm or not 0 < report.loss < math.inf:
+        return tuple(found)
+    decrease = lr * rule.lasting * report.gradient_norm**2 / report.loss
+    if decrease < LEAST_DECREASE:
+        share = words.format_percent(1000 * decrease, 2)
+        message = (
+            f"At lr={lr:g} the gradient is too small: 1,000 steps along it would lower the loss by {share}."
+        )
+        found.append(Finding(kind="gradient too small", message=message, way_out=f"Raise lr. {REDRAW}."))
+    return tuple(found)
+
+
+def _gradients(evaluations: Sequence[Evaluation]) -> dict[str, Tensor]:
+    """The gradient by each leaf, over all batches."""
+    total: dict[str, Tensor] = {}
+    for one in evaluations:
+        leaves = list(one.leaves.values())
+        found = torch.autograd.grad(one.loss * one.weight, leaves, retain_graph=True, materialize_grads=True)
+        for name, gradient in zip(one.leaves, found, strict=True):
+            total[name] = total[name] + gradient.detach() if name in total else gradient.detach()
+    return total
+
+
+def _size_of_inputs(problem: Problem) -> float:
+    found = [one for one in tensors_in(problem.batches[0].inputs) if one.is_floating_point() and one.numel()]
+    return max((float(one.detach().double().square().mean().sqrt()) for one in found), default=0.0)
+
+
+def _way_out(inputs: float, otherwise: str) -> str:
+    if inputs <= LARGE_INPUTS:
+        return otherwise
+    return f"Normalize the inputs, whose root mean square is {words.format_number(inputs)}."
+
+
+def _judge_finite(problem: Problem, rows: Sequence[LayerCurvature]) -> list[Finding]:
+    found = []
+    if some := [row.name for row in rows if not math.isfinite(row.norm)]:
+        found.append(Finding(
+            kind="not finite", layers=tuple(some), message=f"‖H‖ of {_name(some)} is not finite.",
+            way_out="Make the loss, the inputs or the weights smaller, or measure with dtype=torch.float64.",
+        ))  # fmt: skip
+    if buffer := find_bad_buffer(problem.model):  # a measurement with the batch's statistics does not see it
+        way = "Reset it, as reset_running_stats() does."
+        found.append(
+            Finding(kind="not finite", message=f"The buffer {buffer} holds NaN or inf.", way_out=way)
+        )
+    return found
+
+
+def _judge_gradients(
+    evaluation: Evaluation, gradients: Mapping[str, Tensor], known: Mapping[str, Diagnostics],
+    names: Mapping[str, str],
+) -> list[Finding]:  # fmt: skip
+    found = []
+    unused = [name for name in gradients if not evaluation.uses[name]]
+    if unused:
+        some = [names[name] for name in unused]
+        found.append(Finding(
+            kind="no gradient", layers=tuple(some),
+            message=f"{_name(some)} {words.agree(some, 'gets', 'get')} no gradient: the forward does not use "
+            f"{words.agree(some, 'it', 'them')}, or detaches the result.",
+            way_out="Use it, freeze it with requires_grad_(False), or leave it out by layers=.",
+        ))  # fmt: skip
+    still = _without_gradient(evaluation, {n: one for n, one in gradients.items() if n not in unused})
+    if still:
+        some, dead = [names[name] for name in still], [names[n] for n, one in known.items() if one.dead == 1]
+        why = f"all units of {_name(dead)} are dead on this batch" if dead else (
+            "weights that are 0, or activations that are constant or saturated, block it"
+        )  # fmt: skip
+        found.append(Finding(
+            kind="no gradient", layers=tuple(some),
+            message=f"{_name(some)} {words.agree(some, 'gets', 'get')} no gradient, and none after two "
+            f"steps: {why}.",
+            way_out=f"{REDRAW} also sets the biases to 0.",
+        ))  # fmt: skip
+    alike = [names[name] for name, one in gradients.items() if _rows_alike(evaluation.leaves[name], one)]
+    if alike:
+        found.append(Finding(
+            kind="identical units", layers=tuple(alike),
+            message=f"The units of {_name(alike)} have the same weights and gradients: they stay identical.",
+            way_out=f"{REDRAW}.",
+        ))  # fmt: skip
+    return found
+
+
+def _without_gradient(evaluation: Evaluation, gradients: Mapping[str, Tensor]) -> list[str]:
+    """The leaves whose gradient is 0, now and after two small steps of the others."""
+    nil = [name for name, one in gradients.items() if not bool(one.any())]
+    weights = weights_in(evaluation.problem, evaluation.problem.dtype)
+    for _ in range(2):
+        if not nil or len(nil) == len(gradients):
+            return nil
+        for name, gradient in gradients.items():
+            if bool(gradient.any()):
+                own, way = weights[name].detach(), _scaled(gradient)
+                weights[name] = own - _STEP * (float(own.norm()) or 1.0) * way / way.norm()
+        gradients = _gradients([evaluate_at(evaluation, weights)])
+        nil = [name for name in nil if not bool(gradients[name].any())]
+    return nil
+
+
+def _rows_alike(weight: Tensor, gradient: Tensor) -> bool:
+    if len(weight) < 2 or not bool(gradient.any()):
+        return False
+    both = [_scaled(one) for one in (weight.detach(), gradient)]
+    return all(float((one - one[:1]).norm()) <= 1e-6 * float(one.norm()) for one in both)
+
+
+def _scaled(tensor: Tensor) -> Tensor:
+    """With a largest entry of 1: the square of 1e-30 is 0 in float32."""
+    return tensor / (tensor.abs().max() if bool(tensor.any()) else 1.0)
+
+
+def _judge_depth(known: Mapping[str, Diagnostics], names: Mapping[str, str], inputs: float) -> list[Finding]:
+    # Layers without an activation may be the same for all examples (positions, types of tokens), or give
+    # scores or branches of a residual network; the last one's outputs may be small on purpose.
+    hidden = {names[name]: one for name, one in list(known.items())[:-1] if one.activation}
+    signals = {name: one.signal for name, one in hidden.items() if one.signal is not None}
+    if lost := [name for name, signal in signals.items() if signal < LEAST_SIGNAL]:
+        least = words.format_percent(min(signals[name] for name in lost), 2)
+        return [Finding(
+            kind="signal lost", layers=tuple(lost),
+            message=f"After {_name(lost)} all examples look the same: their activations differ by {least} of "
+            "their size.",
+            way_out=_way_out(inputs, DEEPER), excess=LEAST_SIGNAL / max(min(signals.values()), 1e-300),
+        )]  # fmt: skip
+    # Not the standard deviation alone: a sigmoid's outputs are near ½ where a gate is open.
+    rms = {
+        name: math.hypot(one.activation_mean or 0, one.activation_std or 0) for name, one in hidden.items()
+    }
+    sizes = {name: size for name, size in rms.items() if 0 < size < math.inf}
+    if not sizes or max(sizes.values()) <= MOST_UNEVEN * min(sizes.values()):
+        return []
+    small, large = min(sizes, key=lambda n: sizes[n]), max(sizes, key=lambda n: sizes[n])
+    order = list(sizes)
+    verb = "grow" if order.index(small) < order.index(large) else "shrink"
+    times = words.format_times(sizes[large] / sizes[small])
+    return [Finding(
+        kind=f"activations {verb}", layers=(order[-1],),
+        message=f"Activations {verb} with depth: those of {words.call_layer(large)} are {times} times those "
+        f"of {words.call_layer(small)}.",
+        way_out=_way_out(inputs, DEEPER), excess=sizes[large] / sizes[small] / MOST_UNEVEN,
+    )]  # fmt: skip
+
+
+def _judge_loss(evaluation: Evaluation, inputs: float) -> list[Finding]:
+    zero = float(evaluation.problem.loss_of(torch.zeros_like(evaluation.output), evaluation.batch))
+    loss = evaluation.loss_value
+    if not 0 < zero < math.inf or loss <= MOST_TIMES_ZERO_LOSS * zero:
+        return []
+    smaller = f"Make the last weights smaller: with an output of 0 the loss is {words.format_number(zero)}."
+    return [Finding(
+        kind="loss too large",
+        message=f"The initial loss is {words.format_number(loss)}, {words.format_times(loss / zero)} times "
+        "that of a zero output.",
+        way_out=_way_out(inputs, smaller),
+    )]  # fmt: skip
+
+
+def _name(layers: Sequence[str]) -> str:
+    return words.join_names([words.call_layer(name) for name in layers])
