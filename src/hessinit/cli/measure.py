@@ -103,15 +103,13 @@ def measure(
         judged = lr if advice is None else advice.lr
         if not dry_run and report.network_measured and report.findings is not None:
             from hessinit.measurement.soundness import judge_training
-            from hessinit.training.assert_sound import try_rate
+            from hessinit.training.assert_sound import make_trial
             from hessinit.training.optimizer_rules import build_optimizer_rule
 
-            rule, trial = build_optimizer_rule(used, loaded.model).rule, list[float]()
-            stable = (report if advice is None else advice).stable_learning_rate
-            if judged is not None:
-                forward = given.get("forward")
-                trial = try_rate(loaded.model, loaded.loss, loaded.batch, used, judged, forward)
-            found = judge_training(report, rule, judged, stable, trial=trial)
+            rule = build_optimizer_rule(used, loaded.model, lr=judged)
+            stable, trained = (report if advice is None else advice).stable_learning_rate, loaded.batch
+            trial = make_trial(loaded.model, loaded.loss, trained, used, rule, given.get("forward"))
+            found = judge_training(report, rule.rule, judged, stable, trial=trial)
             report = replace(report, findings=found)
     output.write(report, after=None if judged is None else judge_rate(report, judged, problem, advice))
     if not dry_run and not report.converged:

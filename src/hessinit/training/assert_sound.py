@@ -6,28 +6,26 @@ import contextlib
 import itertools
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
-from hessinit.curvature.engines import build_engine
-from hessinit.curvature.evaluation import evaluate
 from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError, check_positive
 from hessinit.measurement.measure import measure
 from hessinit.measurement.soundness import MOST_TIMES_STABLE, REDRAW, TRIAL_STEPS, judge_training
 from hessinit.present import to_text, words
 from hessinit.problem.batches import read_batches
 from hessinit.problem.preserve import untouched_model
-from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import unwrap
 from hessinit.results.advice import Descent
 from hessinit.results.curvature_report import CurvatureReport, Estimate
-from hessinit.training import loop
 from hessinit.training import optimizer_rules as rules
-from hessinit.training.data import copy_to, device_of
+from hessinit.training import rate_search
+from hessinit.training.advise import advise
 
 WIDTH = 100
 
@@ -76,8 +74,8 @@ def assert_sound(
             raise AssertionError(f"not sound:\n{refusal} {REDRAW}.") from None
         found, norm = judge_training(report, rule.rule), None
         if rule.lr is not None:
-            stable, norm = _find_limit(rule, report, model, loss, batch, options)
-            trial = try_rate(model, loss, batch, optimizer, rule.lr, options.get("forward"))
+            stable, norm = _find_limit(rule, report, optimizer, model, loss, batch, options)
+            trial = make_trial(model, loss, batch, optimizer, rule, options.get("forward"))
             found = judge_training(report, rule.rule, rule.lr, stable, times_stable, trial)
     failures = [*map(str, found), *_name_unconverged(report, norm)]
     if failures:
@@ -88,48 +86,34 @@ def assert_sound(
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def try_rate(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
-    optimizer: rules.AnyOptimizer,
-    lr: float,
+def make_trial(
+    model: nn.Module, loss: Loss, batch: Any, optimizer: rules.AnyOptimizer, rule: rules.OptimizerRule,
     forward: Forward | None,
-) -> list[float]:
-    """The losses of some training steps on the batch, [] where none can be made; everything is put back."""
-    batches, build = [one for _, one in read_batches(batch)], optimizer
-    if isinstance(optimizer, torch.optim.Optimizer):
-        own = rules.unwrap_optimizer(optimizer)
-        groups, kind = [{**one} for one in own.param_groups], cast(Any, type(own))
-        build = lambda parameters: kind(groups)  # noqa: E731  # the user's own would keep the steps in its state
-    found = untouched_model(model, loss, forward)
-    with contextlib.suppress(RuntimeError), found as state, state.with_stand_ins(seed=0):
-        made = loop.make_optimizer(build, unwrap(model), lr)  # type: ignore[arg-type]
-        pairs = (copy_to(one, device_of(model)) for one in itertools.cycle(batches))
-        return loop.train(model, loss, pairs, made, steps=TRIAL_STEPS, forward=forward)[0]
-    return []
+) -> Sequence[float]:  # fmt: skip
+    """The losses of some training steps on the batch, () where none can be made; everything is put back."""
+    if rule.lr is None:
+        return ()
+    batches = itertools.islice(itertools.cycle([one for _, one in read_batches(batch)]), TRIAL_STEPS)
+    untouched = untouched_model(model, loss, forward)
+    with contextlib.suppress(RuntimeError), untouched as state, state.with_stand_ins(seed=0):
+        made = rate_search.builder(rule, optimizer, unwrap(model))(rule.lr)
+        return rate_search.try_rate(model, loss, batches, made, rule.lr, math.inf, forward, 0).losses
+    return ()
 
 
 def _find_limit(
-    steps: rules.OptimizerRule, report: CurvatureReport, model: nn.Module, loss: Loss, batch: Any,
-    options: Mapping[str, Any],
+    rule: rules.OptimizerRule, report: CurvatureReport, optimizer: rules.AnyOptimizer, model: nn.Module,
+    loss: Loss, batch: Any, options: Mapping[str, Any],
 ) -> tuple[float, Estimate]:  # fmt: skip
     """The stability limit, and the norm that it follows from; that of a named descent is in the report."""
-    rule = steps.rule
-    if isinstance(rule, Descent) and not steps.rates:
-        norm = rule.norm(report.network.top, report.network.bottom)
-        return rule.stability_limit(norm.value), norm
-    given = {name: options[name] for name in rules.CurvatureOptions.__annotations__ if name in options}
+    if isinstance(rule.rule, Descent) and not rule.rates:
+        norm = rule.rule.norm(report.network.top, report.network.bottom)
+        return rule.rule.stability_limit(norm.value), norm
+    given: Any = {name: options[name] for name in rules.CurvatureOptions.__annotations__ if name in options}
     given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
     given["check"] = False  # `measure` has checked the derivatives
-    curvature, settings, known = rules.read_curvature_options(model, loss, given)
-    problem = Problem(model, loss, batch, **{**known, "layers": sorted(steps.rates) or known["layers"]})
-    with problem.settings():
-        evaluations = evaluate(problem)
-        engine = build_engine(evaluations, curvature, settings)
-        is_semidefinite = curvature == "gauss-newton"
-        found = rules.find_stability_limit(steps, engine, evaluations, settings, semidefinite=is_semidefinite)
-    return found.stable, found.norm
+    found = advise(model, loss, batch, optimizer=optimizer, lr=rule.lr, trial_steps=0, **given)
+    return found.stable_learning_rate, found.norm
 
 
 def _name_unconverged(report: CurvatureReport, norm: Estimate | None) -> list[str]:

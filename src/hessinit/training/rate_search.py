@@ -58,7 +58,8 @@ def search_rate(
                 with found.with_stand_ins(seed):
                     pieces = itertools.islice(_pieces(batches, halves, seed), steps)
                     rate = start * 2.0**power
-                    trials[power] = _try(model, loss, pieces, build(rate), rate, first_loss, forward, seed)
+                    made = build(rate)
+                    trials[power] = try_rate(model, loss, pieces, made, rate, first_loss, forward, seed)
             trial = trials[power]
             return _height(trial.score, first_loss) + TILT * power if trial.survived else math.inf
 
@@ -82,7 +83,7 @@ def search_rate(
     return rate if math.isfinite(middle) else math.nan, tuple(trials[power] for power in sorted(trials))
 
 
-def _try(
+def try_rate(
     model: nn.Module, loss: Loss, batches: Iterator[Batch], optimizer: Optimizer, rate: float, first: float,
     forward: Forward | None, seed: int,
 ) -> Trial:  # fmt: skip
