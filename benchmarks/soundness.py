@@ -230,8 +230,6 @@ DEVELOPMENT = (
     Problem("two-towers-sgd", TwoTowers, "sgd", 5.0, **TEXT),
     Problem("ln-mlp", lambda: mlp(nn.Tanh, 8, norm=nn.LayerNorm), "sgd", 0.1),
     Problem("sigmoid-5", lambda: mlp(nn.Sigmoid, 5), "adam", 3e-3),
-)  # fmt: skip
-HELD_OUT = (
     Problem("mlp-momentum", lambda: mlp(nn.ReLU, 4, 96), "momentum", 0.01),
     Problem("gelu-8", lambda: mlp(nn.GELU, 8), "sgd", 0.1),
     Problem("tanh-16-adam", lambda: mlp(nn.Tanh, 16), "adam", 1e-3),
@@ -248,6 +246,23 @@ HELD_OUT = (
     Problem("autoencoder-adamw", lambda: autoencoder(nn.GELU), "adamw", 3e-3, same_digits, MSE),
     Problem("u-net-adamw", lambda: UNet(12), "adamw", 2e-3, functools.partial(same_digits, 0.5), MSE),
     Problem("two-towers-momentum", lambda: TwoTowers(32), "momentum", 1.0, **TEXT),
+)  # fmt: skip
+HELD_OUT = (
+    Problem("selu-12", lambda: mlp(nn.SELU, 12), "sgd", 0.05),
+    Problem("leaky-10", lambda: mlp(nn.LeakyReLU, 10), "momentum", 0.01),
+    Problem("silu-6-adam", lambda: mlp(nn.SiLU, 6), "adam", 1e-3),
+    Problem("mlp-wide-adamw", lambda: mlp(nn.ReLU, 3, 256), "adamw", 1e-3),
+    Problem("ln-mlp-adam", lambda: mlp(nn.GELU, 6, norm=nn.LayerNorm), "adam", 2e-3),
+    Problem("cnn-bn-momentum", lambda: cnn(BATCH, 5), "momentum", 0.05),
+    Problem("cnn-gn-adam", lambda: cnn(functools.partial(nn.GroupNorm, 3), 4), "adam", 2e-3),
+    Problem("resnet-gn", lambda: resnet(functools.partial(nn.GroupNorm, 4), 5), "sgd", 0.1),
+    Problem("resnet-bn-adam", lambda: resnet(BATCH, 5), "adam", 2e-3),
+    Problem("vit-adam", lambda: VisionTransformer(True, 48, 2), "adam", 1e-3),
+    Problem("gpt-adam", lambda: transformer(norm_first=True), "adam", 1e-3, **TEXT),
+    Problem("lstm-adamw", lambda: CharacterLSTM(VOCABULARY, 48), "adamw", 5e-3, **TEXT),
+    Problem("autoencoder-relu", lambda: autoencoder(nn.ReLU), "momentum", 0.1, same_digits, MSE),
+    Problem("u-net-wide", lambda: UNet(16), "momentum", 0.02, functools.partial(same_digits, 0.5), MSE),
+    Problem("two-towers-adamw", lambda: TwoTowers(16), "adamw", 5e-3, **TEXT),
 )
 PROBLEMS = (*DEVELOPMENT, *HELD_OUT)
 SCHEMES = ("default", "he", "glorot", "orthogonal", "lsuv", "hessinit")

@@ -398,8 +398,8 @@ def measure(
         if ranks is None or ranks.split != "batch":  # of a share, no rank knows all activations
             from hessinit.measurement.soundness import judge_signals
 
-            findings, size = judge_signals(problem, evaluations, rows, further.get("diagnostics"))
-            report = replace(report, findings=findings, gradient_norm=size)
+            judged = judge_signals(problem, evaluations, rows, further.get("diagnostics"))
+            report = replace(report, **judged)
         report = replace(report, **progress_of.cost_of(problem, evaluations, started))
         report = report if ranks is None else ranks.first(lambda: report, last=True)
         if settings.progress is not None:

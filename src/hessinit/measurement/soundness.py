@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ LEAST_DECREASE = 3e-5
 ADAM_EXCESS = 1000.0
 # Of a trial on the batch: where the loss is in its second half that much above the first one, it diverges.
 TRIAL_STEPS, MOST_TIMES_FIRST_LOSS = 32, 1.2
+# Where it is that much below the first one and that of a zero output, the network learns.
+LEARNED = 0.9
 # Inputs beyond this root mean square are named as a cause.
 LARGE_INPUTS = 30.0
 # Of a second look at layers without a gradient, relative to the weights.
@@ -48,8 +51,8 @@ DEEPER = f"{REDRAW}; if they come from a scheme already, add normalization or re
 def judge_signals(
     problem: Problem, evaluations: Sequence[Evaluation], rows: Sequence[LayerCurvature],
     diagnostics: Mapping[str, Diagnostics] | None = None,
-) -> tuple[tuple[Finding, ...], float]:  # fmt: skip
-    """The findings that depend on no learning rate, and the norm of the gradient by the measured weights.
+) -> dict[str, Any]:  # fmt: skip
+    """The report's findings that depend on no learning rate, its norm of the gradient and loss of zeros.
 
     Costs two gradients, and two more where a layer gets none: weights that are zero on purpose, as in LoRA,
     keep it from the layers before them for a step or two. `diagnostics` are those of `diagnose`, if known.
@@ -63,9 +66,10 @@ def judge_signals(
     findings = [*_judge_finite(problem, rows), *_judge_gradients(first[0], gradients, known, names)]
     if not any(finding.kind == "no gradient" for finding in findings):
         findings += _judge_depth(known, names, inputs)
-    findings += _judge_loss(first[0], inputs)
+    zero = float(problem.loss_of(torch.zeros_like(first[0].output), first[0].batch))
+    findings += _judge_loss(first[0].loss_value, zero, inputs)
     total = math.sqrt(math.fsum(float(one.double().square().sum()) for one in gradients.values()))
-    return tuple(findings), total
+    return {"findings": tuple(findings), "gradient_norm": total, "zero_loss": zero}
 
 
 def judge_training(
@@ -77,7 +81,10 @@ def judge_training(
     `stable` is its stability limit; `trial` are the losses of `TRIAL_STEPS` steps, if some were made.
     """
     least = 1.0 if isinstance(rule, Descent) else ADAM_EXCESS
-    found = [one for one in report.findings or () if one.excess >= least]
+    ended = [one if math.isfinite(one) else math.inf for one in (*trial[TRIAL_STEPS // 2 :], *trial[-1:])]
+    worst, zero = max(ended, default=math.inf), report.zero_loss or 0.0
+    learned = worst < LEARNED * min([zero, *trial[:1]])  # it is trained already, whatever the signals are
+    found = [one for one in report.findings or () if one.excess >= (math.inf if learned else least)]
     if lr is None or not stable > 0:  # where the norm is not finite, that is a finding of its own
         return tuple(found)
     limit = words.format_number(stable)
@@ -85,9 +92,7 @@ def judge_training(
     # The size of the weights does not change the length of Adam's steps, and flat weights grow sharper.
     if isinstance(rule, Descent) and report.network.norm > FLAT_INITIALIZATION:
         lower += f", or fit the weights to it: {fit}"
-    ended = [one if math.isfinite(one) else math.inf for one in (*trial[TRIAL_STEPS // 2 :], *trial[-1:])]
-    worst = max(ended, default=0.0)
-    if lr > times_stable * stable:
+    if lr > times_stable * stable and (times_stable < MOST_TIMES_STABLE or not learned):
         times = words.format_times(lr / stable)
         message = f"lr={lr:g} is {times} times the stability limit of {rule}, which is {limit}."
         found.append(Finding(kind="rate too high", message=message, way_out=f"{lower}."))
@@ -241,9 +246,7 @@ def _judge_depth(known: Mapping[str, Diagnostics], names: Mapping[str, str], inp
     )]  # fmt: skip
 
 
-def _judge_loss(evaluation: Evaluation, inputs: float) -> list[Finding]:
-    zero = float(evaluation.problem.loss_of(torch.zeros_like(evaluation.output), evaluation.batch))
-    loss = evaluation.loss_value
+def _judge_loss(loss: float, zero: float, inputs: float) -> list[Finding]:
     if not 0 < zero < math.inf or loss <= MOST_TIMES_ZERO_LOSS * zero:
         return []
     smaller = f"Make the last weights smaller: with an output of 0 the loss is {words.format_number(zero)}."
