@@ -1,6 +1,6 @@
 """What keeps a network from training, judged from its initial weights: the findings of `assert_sound`.
 
-The thresholds were chosen on 26 problems, each trained from up to 17 starts (benchmarks/soundness.py). For 16
+The thresholds were chosen on 42 problems, each trained from up to 17 starts (benchmarks/soundness.py). For 15
 others benchmarks/results/soundness.txt states how many failures are found, and how many alarms are false.
 """
 
