@@ -289,7 +289,7 @@ REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("gains has no meaning for scheme='lecun'", small, "lecun", {"gains": {"3": 1.0}}),
     ("dropout='no' must be True or False", small, "he", {"dropout": "no"}),
     ("layers='0.bias' names no weight of two", small, "he", {"layers": "0.bias"}),
-    ("the forward fails on the sample", small, "he", {"sample": torch.ones(2, 5)}),
+    ("the model failed on inputs of shape .2, 5.", small, "he", {"sample": torch.ones(2, 5)}),
     ("a dropout of p = 1 stands next to 1", lambda: nn.Sequential(nn.Dropout(1), nn.Linear(3, 3)), "he", {}),
     ("the output of 0 on this sample is 0 everywhere", small, "lsuv", {"sample": torch.zeros(4, 8)}),
 ]
