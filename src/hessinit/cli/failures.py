@@ -23,8 +23,6 @@ OUR_FOLDER = Path(__file__).parents[1]
 LIBRARY_FOLDERS = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 # Arguments of the library that no option has.
 BY_FUNCTION = re.compile(r"\b(dropout|reduction|check|forward|dtype)=")
-
-
 # Arguments that are options of the same name; and a value as messages write it, up to the punctuation.
 OPTIONS = (
     "lr|optimizer|momentum|target|rule|scheme|scaling|layers|curvature|tolerance|precision|seed|device|report"

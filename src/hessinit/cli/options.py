@@ -48,14 +48,12 @@ def read_number(text: str) -> float:
 
 
 def check_rate(lr: float | None) -> float | None:
-    """Refuse a learning rate that no step can have."""
     if lr is not None and not 0 < lr < float("inf"):
         raise typer.BadParameter(f"{lr} must be a number above 0, such as 0.1.")
     return lr
 
 
 def check_optimizer(text: str | None) -> str | None:
-    """Refuse what is neither a name nor of the form FILE.py:FUNCTION."""
     if text is None or text in OPTIMIZERS or ":" in text:
         return text
     listed = ", ".join(OPTIMIZERS)
@@ -66,12 +64,11 @@ def check_optimizer(text: str | None) -> str | None:
 
 
 def _problem(returns: str) -> Any:
-    return typer.Argument(
-        metavar=PROBLEM,
-        help=f"A function without arguments that returns {returns} It may add a dict: optimizer, and keyword "
-        "arguments for hessinit.measure, such as forward. Also as package.module:function.",
-        show_default=False,
+    said = (
+        f"A function without arguments that returns {returns} It may add a dict: optimizer, and keyword "
+        "arguments for hessinit.measure, such as forward. Also as package.module:function."
     )
+    return typer.Argument(metavar=PROBLEM, help=said, show_default=False)
 
 
 def names(help: str) -> Any:
@@ -126,15 +123,11 @@ Picture = Annotated[Path | None, path("Also draw it: a .png, .pdf or .svg file."
 Seeds = Annotated[int | None, whole("How many seeds for each.  [default: 3]")]
 Steps = Annotated[int | None, whole("Training steps of each run.  [default: 200]", 10)]
 BatchSize = Annotated[int | None, whole("Examples in a mini-batch.  [default: 64]")]
-Optimizer = Annotated[
-    str | None,
-    typer.Option(
-        callback=check_optimizer,
-        metavar="NAME",
-        help=f"{', '.join(OPTIMIZERS)}, or FILE.py:FUNCTION: a function of the parameters (and the rate) "
-        "that builds a torch optimizer.  [default: the problem's, or sgd]",
-    ),
-]
+OPTIMIZER_HELP = (
+    f"{', '.join(OPTIMIZERS)}, or FILE.py:FUNCTION: a function of the parameters (and the rate) "
+    "that builds a torch optimizer.  [default: the problem's, or sgd]"
+)
+Optimizer = Annotated[str | None, typer.Option(callback=check_optimizer, metavar="NAME", help=OPTIMIZER_HELP)]
 Warmup = Annotated[int | None, whole("Steps over which the learning rate rises linearly.")]
 WithoutCurvature = Annotated[bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")]
 Folder = Annotated[Path | None, path("Keep finished runs there; the same command continues.", "DIR")]

@@ -19,7 +19,7 @@ import typer
 from hessinit import present
 from hessinit.cli.failures import INTERRUPTED, WRONG_USAGE, import_torch, in_options, stop
 from hessinit.errors import ConvergenceWarning
-from hessinit.present.document import Document, Paragraph, Table
+from hessinit.present.document import Column, Document, Paragraph, Table
 from hessinit.results.result import replacing, write_text
 
 PICTURES = (".png", ".pdf", ".svg")
@@ -64,8 +64,7 @@ class Output:
     def __post_init__(self) -> None:
         taken = {self.reads and self.reads.resolve(): "the file that this command reads"}
         for option in ("save", "weights", "html", "picture", "log"):
-            path = getattr(self, option)
-            if path is None:
+            if (path := getattr(self, option)) is None:
                 continue
             target, what = path.resolve(), f"--{option} {path}"
             if target in taken:
@@ -128,19 +127,16 @@ def print_result(result: Any) -> None:
 
 def _in_options(document: Document) -> Document:
     """The texts with the options of the command in place of Python's arguments."""
-    sections = []
-    for section in document.sections:
-        blocks: list[Any] = list(section.blocks)
-        for place, block in enumerate(blocks):
-            if isinstance(block, Paragraph):
-                blocks[place] = replace(block, text=in_options(block.text))
-            elif isinstance(block, Table):
-                columns = [
-                    replace(one, cells=list(map(in_options, one.cells))) if one.wraps else one
-                    for one in block.columns
-                ]
-                blocks[place] = replace(block, columns=columns)
-        sections.append(replace(section, blocks=blocks))
+
+    def reworded(one: Any) -> Any:
+        if isinstance(one, Paragraph):
+            return replace(one, text=in_options(one.text))
+        if isinstance(one, Table):
+            return replace(one, columns=list(map(reworded, one.columns)))
+        is_text = isinstance(one, Column) and one.wraps
+        return replace(one, cells=list(map(in_options, one.cells))) if is_text else one
+
+    sections = [replace(one, blocks=list(map(reworded, one.blocks))) for one in document.sections]
     return replace(document, verdict=list(map(in_options, document.verdict)), sections=sections)
 
 

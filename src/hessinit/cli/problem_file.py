@@ -187,8 +187,7 @@ def shared_keywords(loaded: LoadedProblem, shared: Iterable[str], problem: str) 
     taken = {name: value for name, value in loaded.keywords.items() if name in shared}
     if taken.get("curvature") == "both":  # other verbs need one of them
         del taken["curvature"]
-    unused = ", ".join(name for name in loaded.keywords if name not in taken)
-    if unused:
+    if unused := ", ".join(name for name in loaded.keywords if name not in taken):
         typer.echo(f"{problem} also returns {unused}, which only hessinit measure uses.", err=True)
     return taken
 
@@ -227,13 +226,12 @@ def _load_function(place: Place) -> Callable[[], Any]:
             stop(f"there is no module {failure.name!r}, neither installed nor in {place.folder}.")
     found = Path(getattr(module, "__file__", None) or "a built-in module")
     if place.is_file and found.resolve() != place.file:
-        way = f"choose another name, such as my_{place.file.name}"
-        stop(f"{place.source} has the name of another module, {found}; {way}.")
+        taken = f"has the name of another module, {found}"
+        stop(f"{place.source} {taken}; choose another name, such as my_{place.file.name}.")
     function: Any = getattr(module, place.function, None)
     if not callable(function):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        near = did_you_mean(place.function, names)
-        listed = ", ".join(names) or "none"
+        near, listed = did_you_mean(place.function, names), ", ".join(names) or "none"
         stop(f"{place.source} has no function {place.function!r}; its functions are {listed}.{near}")
     return function
 

@@ -31,31 +31,20 @@ SCHEDULER, CONNECTING = "tcp://192.168.0.10:8786", 5  # an example, and the seco
 
 def compare(
     problem: options.TrainedProblem,
-    schemes: Annotated[
-        list[str] | None,
-        options.names(
-            "default (the weights as they come), a scheme such as he or lsuv, or hessinit; NAME+warmup adds "
-            "a warmup.  [default: default,he,glorot,orthogonal,lsuv,hessinit]"
-        ),
-    ] = None,
+    schemes: Annotated[list[str] | None, options.names(
+        "default (the weights as they come), a scheme such as he or lsuv, or hessinit; NAME+warmup adds "
+        "a warmup.  [default: default,he,glorot,orthogonal,lsuv,hessinit]"
+    )] = None,
     learning_rates: Annotated[
         list[str] | None, options.numbers("The learning rates.  [default: 0.003,0.01,0.03,0.1,0.3]")
     ] = None,
-    seeds: options.Seeds = None,
-    steps: options.Steps = None,
-    batch_size: options.BatchSize = None,
-    optimizer: options.Optimizer = None,
-    warmup: options.Warmup = None,
-    no_curvature: options.WithoutCurvature = False,
-    folder: options.Folder = None,
-    workers: options.Workers = None,
-    dask: options.Dask = None,
-    device: options.Device = None,
-    as_json: options.AsJson = False,
-    html: options.AsHtml = None,
-    save: options.Save = None,
+    seeds: options.Seeds = None, steps: options.Steps = None, batch_size: options.BatchSize = None,
+    optimizer: options.Optimizer = None, warmup: options.Warmup = None,
+    no_curvature: options.WithoutCurvature = False, folder: options.Folder = None,
+    workers: options.Workers = None, dask: options.Dask = None, device: options.Device = None,
+    as_json: options.AsJson = False, html: options.AsHtml = None, save: options.Save = None,
     picture: options.Picture = None,
-) -> None:
+) -> None:  # fmt: skip
     """Train briefly from several initializations; see which is best.
 
     Every scheme is tried at every learning rate with every seed; the same seed gives the same numbers.
@@ -77,29 +66,20 @@ def compare(
 
 def sweep(
     problem: options.TrainedProblem,
-    stds: Annotated[
-        list[str] | None,
-        options.numbers("Standard deviations of the weights.  [default: 1,0.5,0.1,0.075,0.05,0.005]"),
-    ] = None,
+    stds: Annotated[list[str] | None, options.numbers(
+        "Standard deviations of the weights.  [default: 1,0.5,0.1,0.075,0.05,0.005]"
+    )] = None,
     learning_rate: Annotated[float | None, options.rate("The learning rate.  [default: 0.01]")] = None,
     layers: Annotated[
         list[str] | None, options.names("Draw only these weights: names or patterns, as fc1,'conv*'.")
     ] = None,
-    seeds: options.Seeds = None,
-    steps: options.Steps = None,
-    batch_size: options.BatchSize = None,
-    optimizer: options.Optimizer = None,
-    warmup: options.Warmup = None,
-    no_curvature: options.WithoutCurvature = False,
-    folder: options.Folder = None,
-    workers: options.Workers = None,
-    dask: options.Dask = None,
-    device: options.Device = None,
-    as_json: options.AsJson = False,
-    html: options.AsHtml = None,
-    save: options.Save = None,
+    seeds: options.Seeds = None, steps: options.Steps = None, batch_size: options.BatchSize = None,
+    optimizer: options.Optimizer = None, warmup: options.Warmup = None,
+    no_curvature: options.WithoutCurvature = False, folder: options.Folder = None,
+    workers: options.Workers = None, dask: options.Dask = None, device: options.Device = None,
+    as_json: options.AsJson = False, html: options.AsHtml = None, save: options.Save = None,
     picture: options.Picture = None,
-) -> None:
+) -> None:  # fmt: skip
     """Draw weights of several sizes; see ‖H‖ and the loss of each.
 
     The paper's experiment: weights from N(0, std²), biases 0, the curvature of each layer, a short training.
@@ -174,31 +154,21 @@ def track(
     lr: Annotated[float, options.rate("The learning rate.", show_default=False)],
     steps: Annotated[int, options.whole("Training steps.")] = 200,
     every: Annotated[int | None, options.whole("Measure every so many steps.  [default: 10]")] = None,
-    optimizer: options.Optimizer = None,
-    batch_size: options.BatchSize = None,
-    warmup: options.Warmup = None,
+    optimizer: options.Optimizer = None, batch_size: options.BatchSize = None, warmup: options.Warmup = None,
     initialize: Annotated[
         bool, typer.Option("--initialize", help="First give it weights whose curvature fits the rate.")
     ] = False,
     each_layer: Annotated[
         bool, typer.Option("--each-layer", help="Track every layer, not only the network.")
     ] = False,
-    max_overhead: Annotated[
-        float | None,
-        options.number(
-            "Maximum fraction of the time spent measuring; 5 s are always allowed.  [default: 0.1]"
-        ),
-    ] = None,
+    max_overhead: Annotated[float | None, options.number(
+        "Maximum fraction of the time spent measuring; 5 s are always allowed.  [default: 0.1]"
+    )] = None,
     log: Annotated[Path | None, options.path("Write every point there at once, as a line of JSON.")] = None,
-    layers: options.Layers = None,
-    curvature: options.OneCurvature = None,
-    seed: options.Seed = None,
-    device: options.Device = None,
-    as_json: options.AsJson = False,
-    html: options.AsHtml = None,
-    save: options.Save = None,
-    picture: options.Picture = None,
-) -> None:
+    layers: options.Layers = None, curvature: options.OneCurvature = None, seed: options.Seed = None,
+    device: options.Device = None, as_json: options.AsJson = False, html: options.AsHtml = None,
+    save: options.Save = None, picture: options.Picture = None,
+) -> None:  # fmt: skip
     """Train for a while, and track ‖H‖ and the stability limit.
 
     Prints the loss, lr·‖H‖ and lr / limit of the optimizer, every so many steps. Ctrl-C ends the training and
@@ -220,12 +190,10 @@ def track(
     if log is not None and log.exists():
         stop(f"--log {log} exists and was left as it is; give another name, or remove it first.")
     chosen = options.given(
-        lr=lr, steps=steps, every=every, batch_size=batch_size, warmup=warmup,
-        each_layer=each_layer, max_overhead=max_overhead, layers=layers, curvature=curvature, seed=seed,
-        name=problem,
+        lr=lr, steps=steps, every=every, batch_size=batch_size, warmup=warmup, each_layer=each_layer,
+        max_overhead=max_overhead, layers=layers, curvature=curvature, seed=seed, name=problem,
     )  # fmt: skip
-    initialization: hessinit.Initialization | None = None
-    interrupted = False
+    initialization, interrupted = None, False
     with tempfile.TemporaryDirectory() as folder:
         path = log or Path(folder, "curvature.jsonl")
         try:
@@ -274,28 +242,18 @@ def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> hessini
 
 
 def reproduce(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="NAME", help="table-1 to table-5, figure-1 or -2, word2vec, or all.", show_default=False
-        ),
-    ],
-    data: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="paper: the sets the paper used, and Fashion-MNIST; digits: what is embedded, without any "
-            "download; or one of mnist, fashion-mnist, cifar-10, wikipedia.",
-        ),
-    ] = "paper",
-    data_dir: Annotated[
-        Path | None,
-        options.path(
-            "Where the published files are. Without it images are downloaded once, into your cache; a "
-            "Wikipedia text must be given.",
-            "DIR",
-        ),
-    ] = None,
+    names: Annotated[list[str], typer.Argument(
+        metavar="NAME", help="table-1 to table-5, figure-1 or -2, word2vec, or all.", show_default=False
+    )],
+    data: Annotated[str, typer.Option(
+        metavar="NAME",
+        help="paper: the sets the paper used, and Fashion-MNIST; digits: what is embedded, without any "
+        "download; or one of mnist, fashion-mnist, cifar-10, wikipedia.",
+    )] = "paper",
+    data_dir: Annotated[Path | None, options.path(
+        "Where the published files are. Without it images are downloaded once, into your cache; a "
+        "Wikipedia text must be given.", "DIR"
+    )] = None,
     seeds: Annotated[
         int | None, options.whole("How many restarts or trainings; the default depends on the table.")
     ] = None,
@@ -303,10 +261,8 @@ def reproduce(
         str | None, typer.Option(metavar="NAME", help="Another choice of what the paper does not specify.")
     ] = None,
     folder: Annotated[Path, options.path("Keep everything here, and go on from it.", "DIR")] = REPRODUCTION,
-    workers: options.Workers = None,
-    dask: options.Dask = None,
-    as_json: options.AsJson = False,
-) -> None:
+    workers: options.Workers = None, dask: options.Dask = None, as_json: options.AsJson = False,
+) -> None:  # fmt: skip
     """Make the paper's tables and figures again, beside its own.
 
     Prints every table: printed, ours, and whether the difference is within what is claimed. The folder gets a
@@ -337,5 +293,4 @@ def reproduce(
     Output(as_json).write(list(found) if as_json or len(found) > 1 else found[0])
     if data == "digits" and "all" in names:
         typer.echo("word2vec was left out: it needs a text, --data wikipedia --data-dir DIR.", err=True)
-    records = count(len(found), "record")
-    typer.echo(f"Wrote {records} and the page {folder / 'reproduce.html'}.", err=True)
+    typer.echo(f"Wrote {count(len(found), 'record')} and the page {folder / 'reproduce.html'}.", err=True)
