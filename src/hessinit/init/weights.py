@@ -24,11 +24,9 @@ from hessinit.problem.problem import Forward
 from hessinit.problem.validate import find_layers, layer_name, unwrap
 
 _ROLES = {
-    "add": "added to a signal, not a map of one",
-    "cat": "joined to a signal, not a map of one",
-    "mul": "scales a signal elementwise",
-    "getitem": "a table read by hand, not by nn.Embedding",
-}
+    "add": "added to a signal, not a map of one", "cat": "joined to a signal, not a map of one",
+    "mul": "scales a signal elementwise", "getitem": "a table read by hand, not by nn.Embedding",
+}  # fmt: skip
 # Likely leading dimensions, for models traced without a sample; primes, so that a reshape that fits is meant.
 _SIZES = ((2, 7), (2,), (2, 5, 7))
 

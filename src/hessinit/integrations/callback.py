@@ -5,6 +5,7 @@ In a distributed job the first rank works while the others wait; its failure and
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
@@ -18,7 +19,6 @@ from torch import nn
 
 import hessinit
 from hessinit.errors import ProblemError
-from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.ranks import Ranks, share_weights
 from hessinit.problem.validate import check_present, find_layers, unwrap
 
@@ -33,10 +33,8 @@ _FROM_TRAINER = {"optimizer", "lr", "resume", "at_start"}
 def import_base(packages: tuple[str, ...], name: str, library: str) -> Any:
     """The callback class of the first of these packages that is installed."""
     for package in packages:
-        try:
+        with contextlib.suppress(ModuleNotFoundError):
             return getattr(importlib.import_module(package), name)
-        except ModuleNotFoundError:
-            continue
     way = f"install it with `pip install 'hessinit[{library.lower()}]'`"
     raise ImportError(f"this callback needs {library}; {way}.")
 
@@ -47,11 +45,9 @@ class TrackedRun:
     _open_files: ClassVar[set[Path | None]] = set()
 
     def __init__(
-        self,
-        initialize: bool | Mapping[str, Any] = False,
-        path: str | os.PathLike[str] | None = None,
+        self, initialize: bool | Mapping[str, Any] = False, path: str | os.PathLike[str] | None = None,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         for name in _FROM_TRAINER & set(options):
             way = "For the initialization, pass initialize={'lr': …}"
             raise ProblemError(f"{name}={options[name]!r} is read from the trainer; leave it out. {way}.")
@@ -93,20 +89,16 @@ class TrackedRun:
 
     def step(self, steps: int, loss: Any = None) -> None:
         """Call after the optimizer has taken `steps` in all."""
-        if self._tracker is None or steps <= self._tracker.steps:
-            return
-        self._tracker.steps = steps - 1  # several optimizers may have stepped since
-        self._tracker.step(loss)
+        if self._tracker is not None and steps > self._tracker.steps:
+            self._tracker.steps = steps - 1  # several optimizers may have stepped since
+            self._tracker.step(loss)
 
     def close(self) -> None:
-        """Complete the record; a second call does nothing."""
         if self._tracker is not None:
-            self._tracking = self._tracker.close()
-            self._tracker = None
+            self._tracking, self._tracker = self._tracker.close(), None
             self._open_files.discard(self._file)
 
     def add_note(self, note: str) -> None:
-        """Add a remark to the record, on the first rank."""
         if self._tracker is not None:
             self._tracker.add_note(note)
 
@@ -154,11 +146,9 @@ class TrackedRun:
         """What the checkpoint holds that training resumes from, if anything."""
         self._state = state if isinstance(state, Mapping) else {}
 
-    def _draw(
-        self, model: nn.Module, loss: Loss, batch: Any, forward: Forward | None, optimizer: Any
-    ) -> hessinit.Initialization:
-        options = initialization_options(optimizer, unwrap(model), self._initialize or {})
-        return hessinit.initialize_(model, loss, batch, **{"forward": forward, **options})
+    def _draw(self, optimizer: Any, **problem: Any) -> hessinit.Initialization:
+        options = initialization_options(optimizer, unwrap(problem["model"]), self._initialize or {})
+        return hessinit.initialize_(**{**problem, **options})
 
     def _track(self, problem: dict[str, Any], folder: Path, log_to: Any, steps: int) -> hessinit.Tracker:
         file = self._find_file(folder) if steps else None
@@ -192,12 +182,10 @@ class TrackedRun:
         """The file that the checkpoint names, where it was or in the folder of this run."""
         named = Path(str(self._state.get("file", "")))
         for place in (named, folder / named.name):
-            try:
+            with contextlib.suppress(OSError, ValueError):  # gone, or not a tracker's
                 points = hessinit.Tracking.load(place).points
-            except (OSError, ValueError):  # gone, or not a tracker's
-                continue
-            if points and points[0].norm == self._state.get("first_norm"):
-                return place
+                if points and points[0].norm == self._state.get("first_norm"):
+                    return place
         return None
 
 

@@ -33,14 +33,9 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        loss: Loss,
-        *,
-        batch: Any = None,
-        forward: Forward | None = None,
-        log_to: Any = "loggers",
+        self, loss: Loss, *, batch: Any = None, forward: Forward | None = None, log_to: Any = "loggers",
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         if isinstance(loss, type) or not callable(loss):
             rule = "callable as loss(output, target), such as nn.MSELoss()"
@@ -52,8 +47,7 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
         self._random: Tensor | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        self._begun = False
-        self._losses = []
+        self._begun, self._losses = False, []
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self._begun:
@@ -104,8 +98,7 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
         self._random = None
         if trainer.global_step > self._steps:
             self._run.step(trainer.global_step, torch.stack(self._losses).mean() if self._losses else None)
-            self._losses = []
-            self._steps = trainer.global_step
+            self._losses, self._steps = [], trainer.global_step
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         # Not in state_dict: Lightning refuses two callbacks of a class that has one.

@@ -63,8 +63,7 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Passed on after the Trainer has logged the loss of this step, before it takes the next one.
         self._finished_step = state.global_step
-        stored = self._run.state
-        if stored is not None:
+        if (stored := self._run.state) is not None:
             _stored(state)[self._run.key] = stored
 
     def on_log(

@@ -311,8 +311,7 @@ def split_clauses(text: str) -> Iterator[list[str]]:
     text = ADDRESS.sub(" ", unicodedata.normalize("NFC", text.lower()).replace("’", "'"))
     for part in MARK.split(text):
         words: list[str] = WORD.findall(part)
-        many = len(words)
-        pieces = -(-many // MOST_WORDS)
+        many, pieces = len(words), -(-len(words) // MOST_WORDS)
         if many > 1:
             yield from (words[many * n // pieces : many * (n + 1) // pieces] for n in range(pieces))
 
@@ -341,8 +340,7 @@ def collect_pairs(
     kept_keys, kept_pairs, limit = np.empty(0), np.empty((0, 2), dtype=np.int32), 1.0
     stream = iter(clauses)
     while chunk := list(islice(stream, CLAUSES_AT_ONCE)):
-        words = map(number, chain.from_iterable(chunk), repeat(-1))
-        numbers = np.fromiter(words, dtype=np.int32)
+        numbers = np.fromiter(map(number, chain.from_iterable(chunk), repeat(-1)), dtype=np.int32)
         clause = np.repeat(np.arange(len(chunk)), list(map(len, chunk)))[numbers >= 0]
         numbers = numbers[numbers >= 0]
         stays = for_keeping.random(len(numbers)) < keep[numbers]

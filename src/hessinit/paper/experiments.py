@@ -109,16 +109,11 @@ def find_experiment(name: str) -> Experiment:
 
 
 def reproduce(
-    *names: str,
-    data: str = "paper",
-    data_dir: str | os.PathLike[str] | None = None,
-    seeds: int | None = None,
-    variant: str | None = None,
-    folder: str | os.PathLike[str] | None = "reproduction",
-    workers: int | None = None,
-    executor: Executor | None = None,
-    progress: bool = True,
-) -> tuple[Reproduction, ...]:
+    *names: str, data: str = "paper", data_dir: str | os.PathLike[str] | None = None,
+    seeds: int | None = None, variant: str | None = None,
+    folder: str | os.PathLike[str] | None = "reproduction", workers: int | None = None,
+    executor: Executor | None = None, progress: bool = True,
+) -> tuple[Reproduction, ...]:  # fmt: skip
     """Run experiments of the paper by name ("table-4", …, or "all"), and compare with what it prints.
 
     `data` is "paper" for all sets of images and text that an experiment has, one of them by name, or "digits"
@@ -262,11 +257,9 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, str]:
     """The machine, in words; nothing that names it."""
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": str(os.cpu_count() or "unknown"),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
+    system, kind = platform.system(), platform.machine()
+    cores = str(os.cpu_count() or "unknown")
+    return {"processor": platform.processor() or kind, "cores": cores, "system": f"{system} {kind}"}
 
 
 @functools.cache

@@ -57,8 +57,7 @@ def lenet(
     Linear(in_features=400, out_features=120, bias=True)
     """
     kernel, padding = (3, 1) if min(shape[1:]) < SMALL else (kernel, 0)
-    sides = list(shape[1:])
-    model = nn.Sequential()
+    model, sides = nn.Sequential(), list(shape[1:])
     for number, (before, after) in enumerate(itertools.pairwise((shape[0], *channels)), start=1):
         convolution = nn.utils.skip_init(nn.Conv2d, before, after, kernel, padding=padding)
         model.add_module(f"conv{number}", convolution)

@@ -70,8 +70,7 @@ class CorrelationTable(Experiment):
         return round_numbers({**found, "shuffled p": [pearson(one, each)[1] for each in shuffled]})
 
     def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
-        counts, correlations, control = {}, {}, {}
-        plan = self.plan(setting)
+        counts, correlations, control, plan = {}, {}, {}, self.plan(setting)
         for row in SAMPLES:
             seeds = [results[job.key] for job in plan if job.parameters["row"] == row]
             for activation, name in (("relu", row), ("tanh", f"{row}; tanh")):
@@ -198,8 +197,7 @@ def expect(variant: str, row: str, samples: Samples) -> float:
         # −y₀/p₀ and −y₁/p₁ are never both nonzero: the covariance is minus the product of their means.
         return -means[0] * means[1] / math.sqrt(variance[0] * variance[1])
     # With the label 0, −y₀/p₀ and p₀(1 − p₀) both rise with p₀; without it, the first is 0.
-    derivative = p * (1 - p)
-    of_label = p[samples.targets[:, 0] == 1]
+    derivative, of_label = p * (1 - p), p[samples.targets[:, 0] == 1]
     covariance = means[0] * float(derivative.mean()) - shares[0] * float((1 - of_label).mean())
     return covariance / math.sqrt(variance[0] * float(derivative.var(unbiased=False)))
 
@@ -208,9 +206,8 @@ NETWORK = "ReLU, 32 and 32 hidden units"
 LOGITS = "Output6 is the last dense layer's, the logits, so Output6/Output5 is its weight."
 EXPERIMENTS = [
     CorrelationTable(
-        name="table-1",
-        title="Table 1: gradients at the output correlate over initializations",
-        data=("mnist", "digits"),
+        name="table-1", title="Table 1: gradients at the output correlate over initializations",
+        data=("mnist", "digits"), seeds=10,
         variants={
             "one-image": Variant(
                 "Only the initialization is drawn again: all samples of a seed see one image. "
@@ -222,6 +219,5 @@ EXPERIMENTS = [
                 f"and Output6/Output5 the softmax's derivative. {NETWORK}, a new image for every sample."
             ),
         },
-        seeds=10,
     )
-]
+]  # fmt: skip

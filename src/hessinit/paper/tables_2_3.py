@@ -57,8 +57,7 @@ class QuadraticFormTable(Experiment):
         jobs = []
         for case, first in itertools.product(CASES, range(0, len(setting.seeds), RESTARTS_PER_JOB)):
             seeds = setting.seeds[first : first + RESTARTS_PER_JOB]
-            key = f"{case} seeds {seeds[0]} to {seeds[-1]}"
-            jobs.append(Job(key, {"case": case, "seeds": list(seeds)}))
+            jobs.append(Job(f"{case} seeds {seeds[0]} to {seeds[-1]}", {"case": case, "seeds": list(seeds)}))
         return jobs
 
     def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
@@ -84,8 +83,7 @@ class QuadraticFormTable(Experiment):
             of_layer += read_numbers(results[job.key][layer])
         ways = sorted((APPROXIMATION, EXACT), key=lambda way: way != self.relative_to)
         tables = [self.table(setting.data, ratios, *which) for which in itertools.product(TITLES, ways)]
-        first, other = tables[:2]
-        sentences = []
+        (first, other), sentences = tables[:2], []
         if first.cells[0].within is not None:  # else the printed shares are of other data
             printed = [cell.paper or 0.0 for cell in first.cells]
             usual, otherwise = (
@@ -148,9 +146,9 @@ def share_within(ratios: Sequence[float], tolerance: float, relative_to: str) ->
 
 EXPERIMENTS = [
     QuadraticFormTable(
-        name="table-2",
-        title="Table 2: how near Theorem 1 comes to the exact Hessian: a dense network",
-        data=("mnist", "digits"),
+        name="table-2", title="Table 2: how near Theorem 1 comes to the exact Hessian: a dense network",
+        data=("mnist", "digits"), tolerances=(0.5, 1.0, 1.5), relative_to=APPROXIMATION, seeds=400,
+        rows={f"dense{number}": f"Dense {number}" for number in range(1, 6)},
         variants={
             "narrow-first": Variant(
                 "Hidden widths of 32, 256, 32 and 16. The paper gives none; these were found by trying until "
@@ -162,15 +160,11 @@ EXPERIMENTS = [
                 {"hidden widths": [512, 256, 128, 64]},
             ),
         },
-        rows={f"dense{number}": f"Dense {number}" for number in range(1, 6)},
-        tolerances=(0.5, 1.0, 1.5),
-        relative_to=APPROXIMATION,
-        seeds=400,
     ),
     QuadraticFormTable(
-        name="table-3",
-        title="Table 3: how near Theorem 1 comes to the exact Hessian: a LeNet",
-        data=("cifar-10", "digits"),
+        name="table-3", title="Table 3: how near Theorem 1 comes to the exact Hessian: a LeNet",
+        data=("cifar-10", "digits"), tolerances=(1.0, 2.0, 5.0), relative_to=EXACT, seeds=400,
+        rows={"conv1": "Convolution 1", "conv2": "Convolution 2"},
         variants={
             "3x3": Variant(
                 "The network that fits the paper's Table 5, for no sizes are given: 32 and 32 kernels of "
@@ -184,9 +178,5 @@ EXPERIMENTS = [
                 {"channels": [6, 16], "kernel": 5, "pool": "average", "head": [120, 84]},
             ),
         },
-        rows={"conv1": "Convolution 1", "conv2": "Convolution 2"},
-        tolerances=(1.0, 2.0, 5.0),
-        relative_to=EXACT,
-        seeds=400,
     ),
-]
+]  # fmt: skip

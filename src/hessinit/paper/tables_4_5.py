@@ -115,9 +115,8 @@ def measure_norms(
     exact = measure(model, loss, batch, curvature="hessian", layers=layers, network=False)
     norms = {
         "approximate": [approximate[name].norm for name in layers],
-        "exact": [exact[name].norm for name in layers],
-        "network": approximate.network.norm,
-    }
+        "exact": [exact[name].norm for name in layers], "network": approximate.network.norm,
+    }  # fmt: skip
     return dict(round_numbers(norms))
 
 
@@ -175,8 +174,7 @@ class StdTable(Experiment):
         return round_numbers({"steps": steps, "losses": len(losses), LOSS.lower(): final, "curve": curve})
 
     def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
-        rows: dict[str, Values] = {}
-        curves = []
+        rows, curves = dict[str, Values](), []
         for name in self.rows:
             norms = [results[f"norms {name} seed {seed}"] for seed in setting.seeds]
             trainings = [results[f"training {name} seed {seed}"] for seed in setting.seeds]
@@ -190,9 +188,9 @@ class StdTable(Experiment):
             rows[name] = dict(zip(columns, (*approximate, losses, *exact, network), strict=True))
             label = name if name == OURS else f"std {name}"
             curves.append(mean_curve(label, trainings[0]["steps"], [each["curve"] for each in trainings]))
-        figure = replace(self.figure, curves=tuple(curves))
-        tables = tuple(self.make_tables(setting, rows))
-        return Findings(tables=tables, figures=(figure,), sentences=tuple(self.write_sentences(rows)))
+        figures = (replace(self.figure, curves=tuple(curves)),)
+        tables, sentences = self.make_tables(setting, rows), self.write_sentences(rows)
+        return Findings(tables=tuple(tables), figures=figures, sentences=tuple(sentences))
 
     def make_tables(self, setting: PaperSetting, rows: Mapping[str, Values]) -> Iterator[PaperTable]:
         """The paper's table, how the norms grow with the std, and the norms of the network."""
@@ -233,8 +231,7 @@ class StdTable(Experiment):
         logarithms = [math.log(float(row)) for row in self.scaling]
         columns = zip(*(rows[row][column] for row in self.scaling), strict=True)
         curved = [list(map(math.log, norms)) for norms in columns if min(norms) > 0]
-        slopes = [statistics.linear_regression(logarithms, norms).slope for norms in curved]
-        return slopes or [math.nan]
+        return [statistics.linear_regression(logarithms, norms).slope for norms in curved] or [math.nan]
 
     def write_sentences(self, rows: Mapping[str, Values]) -> Iterator[str]:
         """Whether norms near 1 train best, over the stds; and how hessinit compares with the best of them."""
@@ -293,12 +290,13 @@ EXPERIMENTS = [
     StdTable(
         name="table-4",
         title="Table 4 and Figure 1: Hessian norms and training loss by the std of the weights",
-        data=("mnist", "fashion-mnist", "digits"),
+        data=("mnist", "fashion-mnist", "digits"), figure=make_figure("figure-1", "weights", log_y=True),
+        stds=("1.000", "0.500", "0.100", "0.075", "0.050", "0.005"), restarts=10, last=200, seeds=5,
+        scaling=("0.100", "0.075", "0.050", "0.005"),  # above, the softmax is saturated
         variants={
             "two-hidden": TrainedNetwork(
                 "Two hidden layers of 64, whose weights carry the std, as the text's “2 hidden layers” and "
-                "“hidden layer weights” say; the output layer is Glorot uniform.",
-                DENSE,
+                "“hidden layer weights” say; the output layer is Glorot uniform.", DENSE,
             ),
             "one-hidden": TrainedNetwork(
                 "One hidden layer of 80; both weights carry the std, that of the output layer too.",
@@ -310,24 +308,17 @@ EXPERIMENTS = [
                 {**DENSE, "loss": "cross-entropy of clipped probabilities"},
             ),
         },
-        figure=make_figure("figure-1", "weights", log_y=True),
-        stds=("1.000", "0.500", "0.100", "0.075", "0.050", "0.005"),
-        scaling=("0.100", "0.075", "0.050", "0.005"),  # above, the softmax is saturated
-        restarts=10,
-        last=200,
-        seeds=5,
     ),
     StdTable(
         name="table-5",
         title="Table 5 and Figure 2: Hessian norms and training loss by the std of the kernels",
-        data=("cifar-10", "fashion-mnist", "digits"),
+        data=("cifar-10", "fashion-mnist", "digits"), figure=make_figure("figure-2", "kernels", log_y=False),
+        stds=("0.100", "0.075", "0.050", "0.001"), scaling=("0.100", "0.075", "0.050", "0.001"),
+        restarts=8, last=100, seeds=5,
         variants={
             "3x3": TrainedNetwork(
                 "Two convolutions of 32 kernels of 3×3, each with a max pool, then 120–84–10; mini-batches "
-                "of 128.",
-                CONVOLUTIONS,
-                batch=128,
-                digits_epochs=56,
+                "of 128.", CONVOLUTIONS, batch=128, digits_epochs=56,
             ),
             "lenet-5": TrainedNetwork(
                 "LeNet-5's convolutions, 6 and 16 kernels of 5×5 with average pools, then 120–84–10; "
@@ -335,11 +326,5 @@ EXPERIMENTS = [
                 {**CONVOLUTIONS, "channels": [6, 16], "kernel": 5, "pool": "average"},
             ),
         },
-        figure=make_figure("figure-2", "kernels", log_y=False),
-        stds=("0.100", "0.075", "0.050", "0.001"),
-        scaling=("0.100", "0.075", "0.050", "0.001"),
-        restarts=8,
-        last=100,
-        seeds=5,
     ),
-]
+]  # fmt: skip

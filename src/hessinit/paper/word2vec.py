@@ -166,8 +166,7 @@ class Word2Vec(Experiment):
         # As many pairs as are trained on: a loss is always that of new pairs.
         text = load_text(setting.data_dir, vocabulary=self.vocabulary[model], pairs=self.steps * BATCH)
         batches = list(draw_batches(model, text, steps=self.steps, seed=seed))
-        runs: dict[str, Plain] = {}
-        initial: dict[str, Plain] = {}
+        runs, initial = dict[str, Plain](), dict[str, Plain]()
         for rate in self.rates:
             network = SkipGram(len(text.vocabulary.words), parameters["dimension"], model == "negative")
             remark = network.initialize_(batches[0], row, rate * BATCH, seed)
@@ -180,8 +179,7 @@ class Word2Vec(Experiment):
         return round_numbers(runs)
 
     def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
-        tables: list[PaperTable] = []
-        figures, sweeps = [], []
+        tables, figures, sweeps = list[PaperTable](), [], []
         for model in MODELS:
             found = [Sweep(model, rate, self.dimensions, {}) for rate in self.rates]
             for sweep, place in product(found, product(self.dimensions, ROWS)):
@@ -289,9 +287,9 @@ def points_figure(sweeps: Sequence[Sweep]) -> PaperFigure:
 
 EXPERIMENTS = [
     Word2Vec(
-        name="word2vec",
-        title="Word2vec: skip-gram's Hessian at initialization and its training",
-        data=("wikipedia",),
+        name="word2vec", title="Word2vec: skip-gram's Hessian at initialization and its training",
+        data=("wikipedia",), seeds=3, vocabulary={"softmax": 1_000, "negative": 10_000},
+        dimensions=(16, 64, 128), rates=(0.025, 0.1), steps=4_000,
         variants={
             "mean": Variant(
                 "The loss is averaged over the pairs of a batch, as in the paper's other experiments; norms "
@@ -299,10 +297,5 @@ EXPERIMENTS = [
                 "size."
             )
         },
-        seeds=3,
-        vocabulary={"softmax": 1_000, "negative": 10_000},
-        dimensions=(16, 64, 128),
-        rates=(0.025, 0.1),
-        steps=4_000,
     )
-]
+]  # fmt: skip

@@ -44,8 +44,7 @@ def describe_report(report: CurvatureReport) -> doc.Document:
     measured: list[doc.Block] = [cost, *w.note_paragraphs(report.notes), facts]
     return doc.Document(
         title=w.title("Curvature report", report.versions),
-        verdict=[conclude(report), *conclude_details(report), *_judge(report)],
-        numbers=_key_numbers(report),
+        verdict=[conclude(report), *conclude_details(report), *_judge(report)], numbers=_key_numbers(report),
         tone=_tone(report),
         sections=[
             doc.Section("Curvature by layer", layers, "layers"),
@@ -53,9 +52,8 @@ def describe_report(report: CurvatureReport) -> doc.Document:
             *details,
             doc.Section("Measurement", measured, "measured"),
         ],
-        more_charts=[chart for chart in spectra if chart not in shown],
-        further=MORE_CHARTS,
-    )
+        more_charts=[chart for chart in spectra if chart not in shown], further=MORE_CHARTS,
+    )  # fmt: skip
 
 
 def _key_numbers(report: CurvatureReport) -> list[doc.KeyNumber]:
@@ -237,12 +235,10 @@ def conclude(report: CurvatureReport, optimizer: str = "") -> str:
     if not optimizer and report.rates is None and has_rates(report):
         limit.append("For momentum and Adam, see advise.")
     sentences = (
-        *_compare_layers(report.layers),
-        *_name_extremes(report.layers),
-        *limit,
+        *_compare_layers(report.layers), *_name_extremes(report.layers), *limit,
         *_compare_matrices(report.layers, report.network.gap if report.network_measured else None),
         *_name_unconverged(report),
-    )
+    )  # fmt: skip
     return " ".join(sentences)
 
 

@@ -17,12 +17,10 @@ from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan, Symmetry, Trial
 
 SCALED = {
-    "all": ", all weights multiplied by one gain",
-    "last": ", the last weight scaled",
+    "all": ", all weights multiplied by one gain", "last": ", the last weight scaled",
     "small-output": ", one weight made smaller and the others larger",
-    "symmetries": ", scaled along symmetries",
-    "none": ", nothing scaled",
-}
+    "symmetries": ", scaled along symmetries", "none": ", nothing scaled",
+}  # fmt: skip
 
 
 def describe_initialization(result: Initialization) -> doc.Document:

@@ -38,11 +38,9 @@ def describe_tracking(tracking: Tracking) -> doc.Document:
             *([doc.Section("Layers", layers)] if layers else []),
             doc.Section("All measurements", _point_blocks(tracking)),
         ],
-        footer=w.write_versions(f"Seed {tracking.seed}", tracking.versions),
-        numbers=_key_numbers(tracking),
-        tone="bad" if is_bad else "fair" if tracking.crossings else "plain",
-        picture=("sharpness", "loss"),
-    )
+        footer=w.write_versions(f"Seed {tracking.seed}", tracking.versions), numbers=_key_numbers(tracking),
+        tone="bad" if is_bad else "fair" if tracking.crossings else "plain", picture=("sharpness", "loss"),
+    )  # fmt: skip
 
 
 def _measured(tracking: Tracking) -> list[TrackedPoint]:
@@ -207,10 +205,8 @@ def _point_blocks(tracking: Tracking) -> list[doc.Block]:
     settings = {
         "optimizer": tracking.optimizer or "not given: the limit is that of gradient descent",
         **{name: getattr(tracking, name) for name in ("curvature", "examples", "every", "max_overhead")},
-        "seconds": w.format_number(tracking.seconds),
-        "seed": tracking.seed,
-        **tracking.versions,
-    }
+        "seconds": w.format_number(tracking.seconds), "seed": tracking.seed, **tracking.versions,
+    }  # fmt: skip
     return [*blocks, *w.note_paragraphs(tracking.notes), doc.Facts("Settings", w.write_pairs(settings))]
 
 

@@ -167,20 +167,10 @@ class Problem:
 
     @torch.inference_mode(False)
     def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        batch: Any,
-        *,
-        layers: str | Iterable[str] | None = None,
-        forward: Forward | None = None,
-        dtype: torch.dtype | None = None,
-        dropout: str = "refuse",
-        reduction: str = "auto",
-        check: bool = True,
-        seed: int = 0,
-        precision: str = "full",
-    ) -> None:
+        self, model: nn.Module, loss: Loss, batch: Any, *, layers: str | Iterable[str] | None = None,
+        forward: Forward | None = None, dtype: torch.dtype | None = None, dropout: str = "refuse",
+        reduction: str = "auto", check: bool = True, seed: int = 0, precision: str = "full",
+    ) -> None:  # fmt: skip
         choose("precision", precision, PRECISIONS)
         validate.check_arguments(model, loss, forward, dtype, dropout, reduction, check)
         validate.check_order(model, loss)

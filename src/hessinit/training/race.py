@@ -23,12 +23,9 @@ from hessinit.results.initialization import Trial
 from hessinit.training import loop
 from hessinit.training.data import copy_to, device_of, generator, read_data, seed_everything
 
-# Batches are held out if there are at least this many, and then one in this many.
-HOLD_OUT = 5
-# A loss this many times its limit above it is no chance.
-FAR = 2.0
-# A candidate has learned something if its loss is by this part below that of a zero output.
-LEARNED = 0.02
+HOLD_OUT = 5  # batches are held out if there are at least this many, and then one in this many
+FAR = 2.0  # a loss this many times its limit above it is no chance
+LEARNED = 0.02  # a candidate has learned something if its loss is by this part below that of a zero output
 
 OnStep = Callable[[int, int, str], object]
 
@@ -99,12 +96,10 @@ def race_(
     first loss and `ceiling`, the loss of a zero output. Where all finalists are out, those that were dropped
     are trained to the end in turn. With one batch only, the first candidate that survives wins.
 
-    The score is the mean loss of the last third.
-
-    The winner is the first. If it did not survive, nobody has, and the old weights are back. All but the
-    weights is left as found; whatever is raised, the weights are, too. Costs 7/12 of `steps` for a candidate,
-    on average, and memory for its weights, buffers and optimizer. `on_step(done, planned, name)` is called
-    after each step.
+    The score is the mean loss of the last third. The winner is the first. If it did not survive, nobody has,
+    and the old weights are back. All but the weights is left as found; whatever is raised, the weights are,
+    too. Costs 7/12 of `steps` for a candidate, on average, and memory for its weights, buffers and optimizer.
+    `on_step(done, planned, name)` is called after each step.
     """
     with untouched_model(model, loss, forward) as found:
         trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, on_step)
@@ -180,9 +175,8 @@ class _Run:
 
     @property
     def score(self) -> float:
-        if not self.survived:
-            return math.nan
-        return statistics.fmean(self.scored[-math.ceil(len(self.scored) / 3) :])
+        last_third = self.scored[-math.ceil(len(self.scored) / 3) :]
+        return statistics.fmean(last_third) if self.survived else math.nan
 
     def order(self) -> tuple[int, float]:
         return -len(self.losses), self.score if self.survived else math.inf

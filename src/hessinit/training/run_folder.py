@@ -13,8 +13,7 @@ from typing import Any
 from hessinit.errors import ProblemError
 from hessinit.results.result import Plain, to_plain, write_text
 
-SCHEMA = 1
-RECORD = "experiment.json"
+SCHEMA, RECORD = 1, "experiment.json"
 
 
 class RunFolder:

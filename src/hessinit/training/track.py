@@ -27,17 +27,11 @@ from hessinit.problem.determinism import check_draw_repeats
 from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import check_switches, check_whole, find_layers, unwrap
+from hessinit.results import track_record as results
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.initialization import Initialization
 from hessinit.results.result import to_plain
-from hessinit.results.track_record import (
-    END,
-    FREE_SECONDS,
-    TrackedPoint,
-    Tracking,
-    describe_notes,
-    find_crossings,
-)
+from hessinit.results.track_record import FREE_SECONDS, TrackedPoint, Tracking, describe_notes
 from hessinit.training import optimizer_rules as rules
 from hessinit.training.track_log import Losses, Sink, TrackLog, find_sinks, scalars
 
@@ -49,23 +43,11 @@ T = TypeVar("T")
 
 @on_all_ranks()
 def track(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
-    *,
-    every: int = 10,
-    optimizer: rules.AnyOptimizer | None = None,
-    lr: float | None = None,
-    path: str | os.PathLike[str] | None = "curvature.jsonl",
-    resume: bool = False,
-    max_overhead: float = 0.1,
-    each_layer: bool = False,
-    log_to: Any = "auto",
-    at_start: bool = True,
-    warn: bool = True,
-    distributed: str | None = None,
-    **options: Unpack[rules.CurvatureOptions],
-) -> Tracker:
+    model: nn.Module, loss: Loss, batch: Any, *, every: int = 10, optimizer: rules.AnyOptimizer | None = None,
+    lr: float | None = None, path: str | os.PathLike[str] | None = "curvature.jsonl", resume: bool = False,
+    max_overhead: float = 0.1, each_layer: bool = False, log_to: Any = "auto", at_start: bool = True,
+    warn: bool = True, distributed: str | None = None, **options: Unpack[rules.CurvatureOptions],
+) -> Tracker:  # fmt: skip
     """Measure the curvature now and then every so many steps; call `tracker.step(loss)` after each of yours.
 
     The curvature is always measured on `batch`, for the weights that `optimizer` moves at that time, of two
@@ -144,10 +126,9 @@ class Tracker:
         self._seen: Any = None  # the measured weights and the modes of the modules at the last point
         last = self._points[-1].measuring_seconds if self._points else 0.0
         self._budget = Budget(record.max_overhead, record.seconds, record.measuring_seconds, last)
-        self._was_beyond_at_first = False
+        self._was_beyond_at_first, self.name = False, record.name
         self._closed: Tracking | None = None
         self._notes: list[str] = []
-        self.name = record.name
         self.initialization: Initialization | None = record.initialization
         seen = [*(point.step for point in self._points[-1:]), *(step for step, _ in record.losses[-1:])]
         self._steps = max(seen, default=0)
@@ -182,10 +163,9 @@ class Tracker:
     def close(self) -> Tracking:
         """Write the last line, and return the whole record; a second call changes nothing."""
         if self._closed is None:
-            names = ("notes", "seconds", "spent", "name", "initialization")
-            tracking = self.tracking
+            tracking, names = self.tracking, ("notes", "seconds", "spent", "name", "initialization")
             facts = {name: value for name, value in tracking.to_dict().items() if name in names}
-            self._write({"line": END, **facts})
+            self._write({"line": results.END, **facts})
             self._closed = tracking
         return self._closed
 
@@ -211,10 +191,9 @@ class Tracker:
             return self._closed
         failures = describe_notes((point.step, point.note) for point in self._points)
         return replace(
-            self._record, points=tuple(self._points), losses=self._losses.all(),
-            seconds=self._budget.elapsed, spent=self._budget.spent,
-            notes=tuple(dict.fromkeys([*self._record.notes, *self._notes, *failures])), name=self.name,
-            initialization=self.initialization,
+            self._record, points=tuple(self._points), losses=self._losses.all(), name=self.name,
+            seconds=self._budget.elapsed, spent=self._budget.spent, initialization=self.initialization,
+            notes=tuple(dict.fromkeys([*self._record.notes, *self._notes, *failures])),
         )  # fmt: skip
 
     @property
@@ -263,9 +242,8 @@ class Tracker:
             fields, weights = subject.measure(steps)
             news = [one for one in steps.notes if steps.rule is None and one not in self._record.notes]
             seen = weights, [module.training for module in unwrap(subject.model).modules()]
-            if self._seen not in (None, seen):
-                changed = "the measured weights or modes of modules (train or eval) changed"
-                news.append(f"Since the last point, {changed}.")
+            changed = "the measured weights or modes of modules (train or eval) changed"
+            news += [f"Since the last point, {changed}."] * (self._seen not in (None, seen))
             self._seen, note = seen, " ".join(news)
         except Exception as failure:  # whatever it is, training goes on
             if must_succeed:
@@ -276,18 +254,15 @@ class Tracker:
         stable, seconds = fields["stable_learning_rate"], time.perf_counter() - started
         return TrackedPoint(
             step=self.steps, seconds=self._budget.elapsed, measuring_seconds=seconds,
-            gradients=in_gradients(seconds, subject.gradient_seconds),
-            training_loss=self._losses.latest, lr=lr, note=note,
-            lr_times_norm=None if lr is None else lr * fields["norm"],
+            gradients=in_gradients(seconds, subject.gradient_seconds), training_loss=self._losses.latest,
+            lr=lr, note=note, lr_times_norm=None if lr is None else lr * fields["norm"], **fields,
             lr_over_limit=None if lr is None or math.isnan(stable) else lr / stable if stable else math.inf,
-            **fields,
         )  # fmt: skip
 
     def _crosses_limit(self) -> bool:
         """Whether to warn. An initial rate somewhat above the limit is tolerated until the next point."""
-        point = self._points[-1]
-        over = point.lr_over_limit or 0.0
-        crossed = point.step in find_crossings(self._points)[-1:]
+        point, over = self._points[-1], self._points[-1].lr_over_limit or 0.0
+        crossed = point.step in results.find_crossings(self._points)[-1:]
         waited, self._was_beyond_at_first = self._was_beyond_at_first, False
         if crossed and point.step == 0 and over <= MOST_TIMES_STABLE:
             self._was_beyond_at_first = True

@@ -85,8 +85,7 @@ class TrackLog:
         self.earlier: Tracking | None = None
         self.is_whole = False  # whether the file holds all that was tracked so far
         self._written = -1  # the step of the last loss in the file
-        exists = self._place.exists()
-        self._replaces = exists and not resume
+        self._replaces = (exists := self._place.exists()) and not resume
         if exists and resume:
             try:
                 self.earlier = Tracking.from_json(self._place.read_bytes(), source=str(path))
@@ -101,8 +100,7 @@ class TrackLog:
     ) -> None:
         """Append a line with the losses since the last one; `before` are the points of earlier lines."""
         appends = self.is_whole and self._place.exists()
-        self.is_whole = False
-        known = losses.all()
+        self.is_whole, known = False, losses.all()
         new = [pair for pair in known if not appends or pair[0] > self._written]
         lines = [{**line, "losses": to_plain(new), "stride": losses.stride}]
         if not appends:
@@ -118,8 +116,7 @@ class TrackLog:
                 self._place.replace(self._place.with_name(self._place.name + ".bak"))
                 self._replaces = False
             write_text(self._place, text)
-        self.is_whole = True
-        self._written = known[-1][0] if known else -1
+        self.is_whole, self._written = True, known[-1][0] if known else -1
 
 
 def scalars(point: TrackedPoint) -> dict[str, float]:
