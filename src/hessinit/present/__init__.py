@@ -18,12 +18,15 @@ DESCRIPTIONS = {
     "CurvatureReport": ("curvature", "describe_report"),
     "MeasurementPlan": ("curvature", "describe_expected"),
     "Initialization": ("initialization", "describe_initialization"),
-    "SchemePlan": ("initialization", "describe_plan"), "LearningRateAdvice": ("advice", "describe_advice"),
-    "QuadraticForms": ("curvature", "describe_forms"), "Comparison": ("comparison", "describe_comparison"),
+    "SchemePlan": ("initialization", "describe_plan"),
+    "LearningRateAdvice": ("advice", "describe_advice"),
+    "QuadraticForms": ("curvature", "describe_forms"),
+    "Comparison": ("comparison", "describe_comparison"),
     "Tracking": ("track_record", "describe_tracking"),
     "Reproduction": ("reproduction", "describe_reproductions"),
-    "list": ("reproduction", "describe_reproductions"), "Demonstration": ("demo", "describe_demonstration"),
-}  # fmt: skip
+    "list": ("reproduction", "describe_reproductions"),
+    "Demonstration": ("demo", "describe_demonstration"),
+}
 
 
 def describe(result: Any) -> Document:

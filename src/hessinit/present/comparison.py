@@ -31,17 +31,14 @@ def describe_comparison(comparison: Comparison) -> doc.Document:
     losses = _final_losses(comparison) if is_sweep else _heat_map(comparison)
     curves = [doc.Section("Loss curves", found)] if (found := _loss_curves(comparison)) else []
     return doc.Document(
-        title=w.title(title, comparison.settings),
-        verdict=conclude_comparison(comparison),
-        numbers=_key_numbers(comparison),
+        title=w.title(title, comparison.settings), verdict=conclude_comparison(comparison),
+        numbers=_key_numbers(comparison), picture=(losses.name, "losses"),
         sections=[
             doc.Section("Curvature and loss" if is_sweep else "Scheme and learning rate", [losses]),
-            *curves,
-            doc.Section("All results", [*_table_blocks(comparison), *facts]),
+            *curves, doc.Section("All results", [*_table_blocks(comparison), *facts]),
         ],
         footer=w.write_versions(f"Seeds {', '.join(map(str, comparison.seeds))}", comparison.versions),
-        picture=(losses.name, "losses"),
-    )
+    )  # fmt: skip
 
 
 def rank_schemes(comparison: Comparison) -> list[str]:
@@ -63,8 +60,7 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
     """Return which scheme has the lowest loss, at one rate and over all of them, and which do not train."""
     ranked = rank_schemes(comparison)
     rates = {scheme: comparison.best_rate(scheme) for scheme in ranked}
-    trained = [scheme for scheme in ranked if scheme_learns(comparison, scheme)]
-    if not trained:
+    if not (trained := [scheme for scheme in ranked if scheme_learns(comparison, scheme)]):
         return [_nothing_trains(comparison)]
     best, *others = map(w.shorten, trained)
     doubt = " (one seed: no error bars)" if len(comparison.seeds) == 1 else ""
@@ -127,8 +123,7 @@ def _write_best(comparison: Comparison, scheme: str) -> str:
 
 
 def _nothing_trains(comparison: Comparison) -> str:
-    runs = [run for run in comparison.runs if run.applies]
-    if not runs:
+    if not (runs := [run for run in comparison.runs if run.applies]):
         return "No scheme applies to this model; the notes say why."
     if not any(math.isfinite(run.first_loss) for run in runs):
         return "No scheme trains: the initial loss is not finite. Check the data, the loss and the weights."
@@ -253,8 +248,7 @@ def _heat_map(comparison: Comparison) -> doc.HeatMap:
     signs += ["°: does not learn"] * _any_idle(comparison)
     lowest = [f"lr {w.format_number(rate)}: {scheme or 'none trains'}" for rate, scheme in best.items()]
     return doc.HeatMap(
-        "heat map",
-        f"Final loss ({', '.join(signs)})" if signs else "Final loss",
+        "heat map", f"Final loss ({', '.join(signs)})" if signs else "Final loss",
         f"Final loss for each scheme and learning rate. Lowest, with a frame, at {'; '.join(lowest)}.",
         schemes, [w.format_number(rate) for rate in rates], losses,
         [[_write_loss(comparison, scheme, rate, errors=False) for rate in rates] for scheme in schemes],
@@ -359,8 +353,7 @@ def loss_series(runs: Sequence[Run], steps: int, name: str, style: dict[str, Any
     line = doc.Series(name, list(map(statistics.median, columns)), middles[: len(columns)], **style)
     if len(runs) > 1:
         line = replace(line, low=list(map(min, columns)), high=list(map(max, columns)))
-    diverged = [losses for run, losses in zip(runs, finite, strict=True) if run.diverged]
-    if not diverged:
+    if not (diverged := [losses for run, losses in zip(runs, finite, strict=True) if run.diverged]):
         return [line]
     last = max(diverged, key=len)
     step, loss = (middles[len(last) - 1], last[-1]) if last else (0.0, math.inf)

@@ -8,14 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.present.layer_details import conclude_details, detail_sections, layer_chart, spectrum_charts
+from hessinit.results import curvature_report as results
 from hessinit.results.advice import LearningRateAdvice
-from hessinit.results.curvature_report import (
-    CurvatureReport,
-    LayerCurvature,
-    MeasurementPlan,
-    OptimizerRates,
-    Spread,
-)
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "Exact Hessian"}
@@ -43,13 +38,10 @@ def describe_report(report: CurvatureReport) -> doc.Document:
     facts = doc.Facts("Settings and versions", pairs)
     measured: list[doc.Block] = [cost, *w.note_paragraphs(report.notes), facts]
     return doc.Document(
-        title=w.title("Curvature report", report.versions),
-        verdict=[conclude(report), *conclude_details(report), *_judge(report)], numbers=_key_numbers(report),
-        tone=_tone(report),
+        title=w.title("Curvature report", report.versions), tone=_tone(report), numbers=_key_numbers(report),
+        verdict=[conclude(report), *conclude_details(report), *_judge(report)],
         sections=[
-            doc.Section("Curvature by layer", layers, "layers"),
-            rate_section(report),
-            *details,
+            doc.Section("Curvature by layer", layers, "layers"), rate_section(report), *details,
             doc.Section("Measurement", measured, "measured"),
         ],
         more_charts=[chart for chart in spectra if chart not in shown], further=MORE_CHARTS,
@@ -81,9 +73,7 @@ def _key_numbers(report: CurvatureReport) -> list[doc.KeyNumber]:
 def _tone(report: CurvatureReport) -> str:
     if report.findings or not all(math.isfinite(row.norm) for row in (*report.layers, report.network)):
         return "bad"
-    if report.findings is None:
-        return "plain"
-    return "good" if report.converged else "fair"
+    return "plain" if report.findings is None else "good" if report.converged else "fair"
 
 
 def _columns(report: CurvatureReport) -> list[doc.Column]:
@@ -111,9 +101,8 @@ def _columns(report: CurvatureReport) -> list[doc.Column]:
         doc.Column("‖H‖F", texts(lambda row: w.format_estimate(row.frobenius)), 2),
     ]
     kinds = texts(lambda row: ", ".join(one.kind for one in report.findings or () if row.name in one.layers))
-    further.append(
-        doc.Column("finding", kinds, 8, is_number=False, marks=["no" if one else "" for one in kinds])
-    )
+    marks = ["no" if one else "" for one in kinds]
+    further.append(doc.Column("finding", kinds, 8, is_number=False, marks=marks))
     return [*columns, *(column for column in further if any(column.cells))]
 
 
@@ -185,7 +174,7 @@ def rate_section(report: CurvatureReport, marks: Sequence[doc.ReferenceLine] = (
     return doc.Section("Learning rate", [doc.RateLine("rates", caption, told, best, limit, marks)], "rate")
 
 
-def optimizer_chart(rates: OptimizerRates | LearningRateAdvice, told: str) -> doc.RateLine:
+def optimizer_chart(rates: results.OptimizerRates | LearningRateAdvice, told: str) -> doc.RateLine:
     """Return the line of an optimizer's learning rates, with the user's own."""
     marks = [] if rates.lr is None else [doc.ReferenceLine(rates.lr, "your rate", "blue")]
     return doc.RateLine(
@@ -205,7 +194,7 @@ def describe_cost(report: CurvatureReport) -> str:
     )
 
 
-def describe_expected(plan: MeasurementPlan) -> doc.Document:
+def describe_expected(plan: results.MeasurementPlan) -> doc.Document:
     """Return what a measurement is expected to cost, and what that is a guess from."""
     engine = ENGINE_NAMES.get(plan.engine, plan.engine)
     expected = (
@@ -221,9 +210,8 @@ def describe_expected(plan: MeasurementPlan) -> doc.Document:
     )
     facts = doc.Facts("Versions", w.write_pairs(plan.versions))
     section = doc.Section("Expected cost", [*w.note_paragraphs(plan.notes), facts], "cost")
-    return doc.Document(
-        title=w.title("Plan of a measurement", plan.versions), verdict=[expected, what], sections=[section]
-    )
+    title = w.title("Plan of a measurement", plan.versions)
+    return doc.Document(title=title, verdict=[expected, what], sections=[section])
 
 
 def conclude(report: CurvatureReport, optimizer: str = "") -> str:
@@ -245,9 +233,7 @@ def conclude(report: CurvatureReport, optimizer: str = "") -> str:
 def _judge(report: CurvatureReport) -> list[str]:
     if report.findings is None:
         return []
-    if report.findings:
-        return ["Not sound:", *map(str, report.findings)]
-    return [SOUND]
+    return ["Not sound:", *map(str, report.findings)] if report.findings else [SOUND]
 
 
 def _compare_layers(layers: Sequence[LayerCurvature]) -> Iterator[str]:
@@ -255,8 +241,7 @@ def _compare_layers(layers: Sequence[LayerCurvature]) -> Iterator[str]:
     if not layers:
         yield "No layer was measured."
     elif len(layers) == 1:
-        norm = w.format_number(layers[0].norm)
-        yield f"{w.call_layer(layers[0].name)} has ‖H‖ = {norm}."
+        yield f"{w.call_layer(layers[0].name)} has ‖H‖ = {w.format_number(layers[0].norm)}."
     elif len(curved) > 1 and curved[-1].norm / curved[0].norm < 1.5:
         which = "The" if len(curved) == len(layers) else f"{len(curved)} of"
         yield f"{which} {len(layers)} layers are about equally sharp."
@@ -279,10 +264,8 @@ def _name_extremes(layers: Sequence[LayerCurvature]) -> Iterator[str]:
 def _limit_rate(report: CurvatureReport) -> str:
     network, rates = report.network, report.rates
     if rates is not None:
-        doubt = "" if rates.converged else "~"
-        best, limit = (
-            doubt + w.format_number(rate, 2) for rate in (rates.learning_rate, rates.stable_learning_rate)
-        )
+        doubt, both = "" if rates.converged else "~", (rates.learning_rate, rates.stable_learning_rate)
+        best, limit = (doubt + w.format_number(rate, 2) for rate in both)
         name = rates.optimizer.partition("(betas")[0]
         return f"For {name}: learning rate {best}, unstable above {limit} (advise tells more)."
     is_bound = not report.network_measured and network.error > 0
@@ -344,8 +327,7 @@ def _name_unconverged(report: CurvatureReport) -> Iterator[str]:
     for row in rows:
         ends = [row.top, row.bottom] if has_ends else []
         shown = (row.estimate, row.approximation, row.trace, row.frobenius, *ends)
-        reasons = [w.unstopped(one.reason) for one in shown if one is not None and not one.converged]
-        if reasons:
+        if reasons := [w.unstopped(one.reason) for one in shown if one is not None and not one.converged]:
             doubts["the network" if row is report.network else w.call_layer(row.name)] = reasons[0]
     if doubts:
         reason = next(iter(doubts.values()))
@@ -383,7 +365,7 @@ def describe_forms(forms: QuadraticForms) -> doc.Document:
 
 
 def _write_mean(values: Sequence[float]) -> str:
-    spread = Spread(tuple(values))
+    spread = results.Spread(tuple(values))
     error, mean = spread.standard_error, w.format_number(spread.mean)
     return mean if math.isnan(error) else f"{mean} ± {w.format_number(error, 2)}"
 

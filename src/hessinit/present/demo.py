@@ -57,17 +57,16 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
         f"weights of the plain network; after: hessinit's. {describe_target(result)}"
     )
     return doc.Document(
-        title="Final loss against learning rate",
+        title="Final loss against learning rate", picture=[chart.name for chart in charts],
         verdict=[headline, *(_where_we_lose(name, grid) for name, grid in named.items())],
         numbers=[doc.KeyNumber(one, " · ".join(shown[one]), "excess: plain · normalized") for one in ranked],
-        picture=[chart.name for chart in charts],
         sections=[
             doc.Section("Four starts", [*charts, *tables, doc.Paragraph(told, "small"), *notes], "starts"),
             doc.Section("Curvature of each layer", [explained, *sections["layers"].blocks], "layers"),
             *(section for anchor, section in sections.items() if anchor == "rate"),
         ],
         footer=w.write_versions(f"Seeds {', '.join(map(str, seeds))}", grids[0].versions),
-    )
+    )  # fmt: skip
 
 
 def _loss(grid: Comparison, start: str, rate: float) -> float:

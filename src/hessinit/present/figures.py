@@ -32,12 +32,8 @@ def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = No
     if len(found) != len(charts):
         raise ValueError(f"there are {len(charts)} charts for {len(found)} axes; pass one for each.")
     for chart, ax in zip(charts, found, strict=True):
-        if isinstance(chart, LineChart):
-            _draw_lines(ax, chart)
-        elif isinstance(chart, HeatMap):
-            _draw_heat_map(ax, chart)
-        else:
-            _draw_rates(ax, chart)
+        draw: Any = {LineChart: _draw_lines, HeatMap: _draw_heat_map, RateLine: _draw_rates}[type(chart)]
+        draw(ax, chart)
         _finish(ax, chart)
     return found
 

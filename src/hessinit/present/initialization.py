@@ -40,10 +40,9 @@ def describe_initialization(result: Initialization) -> doc.Document:
         title=w.title("Initialization report", measured.versions if measured else None),
         answer=f"learning rate: {w.format_number(result.lr or 0.0)}" if result.chose_lr or is_other else "",
         verdict=[f"{said}{reason}", *target, *survival, *after],
-        numbers=_key_numbers(result),
         tone="good" if result.converged or result.flat_enough else "fair" if was_fitted else "bad",
-        sections=_sections(result),
-    )
+        numbers=_key_numbers(result), sections=_sections(result),
+    )  # fmt: skip
 
 
 def _sections(result: Initialization) -> list[doc.Section]:

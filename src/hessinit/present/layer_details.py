@@ -195,8 +195,7 @@ def _name_problems(rows: Sequence[tuple[str, Diagnostics]]) -> Iterator[str]:
         ("dead", DEAD_FROM, "units are dead on this batch"),
         ("saturated", SATURATED_FROM, "entries are saturated"),
     ):
-        found = {name: value for name, row in rows if (value := getattr(row, field) or 0) >= limit}
-        if found:
+        if found := {name: value for name, row in rows if (value := getattr(row, field) or 0) >= limit}:
             most = w.format_percent(max(found.values()), 2)
             yield f"Up to {most} of the {what} in {w.join_names(list(found))}."
     # Compare the layers that an activation follows; the others give logits or residuals.

@@ -48,8 +48,7 @@ def in_order(reproductions: Sequence[Reproduction]) -> list[Reproduction]:
 def summarize(reproductions: Sequence[Reproduction]) -> str:
     """Return how many claims hold; of several variants of an experiment the first one counts."""
     judged = [reproduction for reproduction in in_order(reproductions) if reproduction.judged]
-    first = {reproduction.experiment: reproduction for reproduction in reversed(judged)}
-    if not first:
+    if not (first := {reproduction.experiment: reproduction for reproduction in reversed(judged)}):
         return "No tolerance is claimed for these numbers: the paper's are for other data."
     variants = " Of several variants of an experiment, the first one is counted."
     return _count_claims(list(first.values())) + (variants if len(judged) > len(first) else "")
@@ -176,9 +175,7 @@ def figure_chart(figure: PaperFigure) -> doc.LineChart:
         limits = f"from {w.format_number(y[0])} to {w.format_number(y[-1])}" if y else ""
         told.append(f"{curve.name} {limits}{'' if all(is_finite) else ', diverged'}")
         broken = [one for one, finite in zip(curve.x, is_finite, strict=True) if not finite]
-        if figure.style != "points":
-            broken = broken[:1]
-        if broken:
+        if broken := broken if figure.style == "points" else broken[:1]:
             marks: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False}
             cross = {"y": [math.inf] * len(broken), "details": ["diverged"] * len(broken), **marks}
             series.append(doc.Series(curve.name, x=broken, color=style["color"], **cross))

@@ -22,9 +22,7 @@ NARROWEST_OF_ALL = 6  # and even important columns before they fold narrower tha
 NARROWEST_WORDS = 24  # of a column of sentences
 GUTTER = 3  # a space of padding on both sides and one between
 STAYS = 8  # columns of this importance are left out only where the numbers would break without it
-STYLES = {
-    "best": "bold green", "diverged": "red", "yes": "green", "no": "bold red",
-}  # fmt: skip
+STYLES = {"best": "bold green", "diverged": "red", "yes": "green", "no": "bold red"}
 
 # A rule under the headings and one between sections; no other lines.
 RULES = Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
@@ -32,8 +30,7 @@ RULES = Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
 
 def render_text(document: Document, width: int | None = None, *, color: bool = False) -> str:
     """Return the document as text of at most `width` columns (None: the terminal's)."""
-    page = io.StringIO()
-    columns = width or terminal_width()
+    page, columns = io.StringIO(), width or terminal_width()
     system: Literal["standard"] | None = "standard" if color else None
     # In a notebook rich would display the text, not write it; without a height it may ignore the width.
     console = Console(
@@ -101,8 +98,7 @@ def build_grid(columns: Sequence[Column], width: int, fixed: int = 0) -> rich_ta
             table.add_section()
         name = _text(shorten(columns[0].cells[position]))
         styles = [STYLES.get(one.marks[position], "") if one.marks else "" for one in columns[1:]]
-        cells = [column.cells[position] for column in columns[1:]]
-        table.add_row(name, *map(_text, cells, styles))
+        table.add_row(name, *map(_text, [column.cells[position] for column in columns[1:]], styles))
     return table
 
 

@@ -98,8 +98,7 @@ def _compare_with_limit(tracking: Tracking, measured: list[TrackedPoint]) -> lis
     whose = tracking.optimizer or "gradient descent"
     if not known:
         return []
-    above = [point for ratio, point in known if ratio >= 1]
-    if not above:
+    if not (above := [point for ratio, point in known if ratio >= 1]):
         ratio, nearest = max(known, key=lambda pair: pair[0])
         # Weights that are not measured, such as biases, may have a lower limit.
         most = f"at most {w.format_percent(ratio, 2)} of it, at step {nearest.step}"
@@ -127,8 +126,7 @@ def _describe_cost(tracking: Tracking) -> str:
 def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:
     measured = _measured(tracking)
     numbers = [doc.KeyNumber("last ‖H‖", w.format_number(p.norm), f"step {p.step}") for p in measured[-1:]]
-    known = [(point.lr_over_limit, point.step) for point in measured if point.lr_over_limit is not None]
-    if known:
+    if known := [(point.lr_over_limit, point.step) for point in measured if point.lr_over_limit is not None]:
         ratio, step = max(known, key=lambda pair: pair[0])
         note = f"step {step}; unstable above 1"
         numbers.append(doc.KeyNumber("highest lr / limit", w.format_ratio(ratio), note))
@@ -178,8 +176,7 @@ def _series(name: str, values: Sequence[Value]) -> list[doc.Series]:
 
 
 def _layer_charts(tracking: Tracking) -> list[doc.LineChart]:
-    points = [point for point in tracking.points if point.layers]
-    if not points:
+    if not (points := [point for point in tracking.points if point.layers]):
         return []
     last, steps = points[-1].layers, [point.step for point in points]
     names = sorted(last, key=lambda name: -last[name])[:MOST_LINES]
