@@ -90,8 +90,7 @@ def apply_scheme_(
         raise ProblemError(f"scheme='lsuv' measures the outputs of the layers, so it needs data: {way}.")
     model = unwrap(model)
     check_present(model)
-    targets = weights.find_targets(model, layers)
-    if not targets:
+    if not (targets := weights.find_targets(model, layers)):
         where = "the model has" if layers is None else f"layers={layers!r} names"
         raise ProblemError(f"{where} no weight of two or more dimensions, so a scheme has nothing to set.")
     with _ONE_AT_A_TIME:
@@ -109,8 +108,7 @@ def write_scheme_(
     biases: str = "auto", generator: torch.Generator | None = None, dry_run: bool = False,
 ) -> SchemePlan:  # fmt: skip
     """`apply_scheme_` to the `targets` of a model that was traced."""
-    drafts = _draft_all(targets, traced, scheme, dropout, residual, gains)
-    notes = list(traced.notes)
+    drafts, notes = _draft_all(targets, traced, scheme, dropout, residual, gains), list(traced.notes)
     branches = sum(use.closes_residual for use in traced.uses)
     normalized = any(use.norm_follows or use.upstream.end == "norm" for use in traced.uses)
     if residual == "plain" and branches >= 4 and not normalized:
@@ -185,8 +183,7 @@ def _draft_all(
     residual: str, gains: Mapping[str, float] | None,
 ) -> list[draws.Draft]:  # fmt: skip
     """A draft for each target, in execution order; weights that the forward does not use come last."""
-    uses = traced.uses
-    by_key: dict[str, list[trace.WeightUse]] = {}
+    uses, by_key = traced.uses, dict[str, list[trace.WeightUse]]()
     for use in uses:
         by_key.setdefault(use.parameter, []).append(use)
     given = _resolve_gains(targets, gains)

@@ -177,9 +177,7 @@ def _measured(draft: Draft, value: Tensor) -> PlannedWeight:
 # the corrected output. The original runs the network several times for each layer.
 
 # With a bias one division is not exact. The original allows ten, to within a tenth.
-_ROUNDS = 10
-_CLOSE = 1e-3
-_CLOSE_ENOUGH = 0.1
+_ROUNDS, _CLOSE, _CLOSE_ENOUGH = 10, 1e-3, 0.1
 _EXPLODING = 0.5  # a later use may be twice as large as asked for, as it is in recurrences and at random
 
 
@@ -195,10 +193,8 @@ class UnitVariance(TorchFunctionMode):
         # By storage: `x @ weight.T` uses a view.
         self._names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
         self._weights, self._stds = weights, stds
-        self.factors: dict[str, float] = {}
-        self.shrunk: dict[str, float] = {}
-        self.zero: list[str] = []
-        self.failed: list[str] = []
+        self.factors, self.shrunk = dict[str, float](), dict[str, float]()
+        self.zero, self.failed = list[str](), list[str]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         again = functools.partial(func, *args, **(kwargs or {}))
@@ -279,7 +275,6 @@ def _scale_to_unit_variance_(
     for key, factor in mode.shrunk.items():
         why = f"{targets[key].name} is used again, where its output would be {1 / factor:.2g} times too large"
         notes.append(f"{why}, so it is that much smaller, and so is the output of its first use.")
-    failed = ", ".join(targets[key].name for key in mode.failed)
-    if failed:
+    if failed := ", ".join(targets[key].name for key in mode.failed):
         notes.append(f"{failed}: no scale gives variance 1 (a bias? max_norm?), left orthogonal.")
     return tuple(notes)

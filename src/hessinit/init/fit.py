@@ -50,8 +50,7 @@ def fit_(
     if kind not in factory.old:  # every fit starts from the same weights
         factory.old[kind] = _measure_old(factory, every_layer, config)
     old, old_loss, found_old = factory.old[kind]
-    notes = [*found_old]
-    sizes = _root_mean_squares(targets)
+    notes, sizes = [*found_old], _root_mean_squares(targets)
     try:
         traced = weights.find_weight_uses(factory.model, factory.sample, factory.options["forward"])
     except ProblemError as failure:
@@ -63,15 +62,13 @@ def fit_(
     uses = traced.uses
     plan = _draw_scheme_(factory, targets, traced, config)
     model = ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
-    shrunk = _embedding_logs(model, targets, uses) if config.scheme == "auto" else {}
-    if shrunk:
+    if shrunk := _embedding_logs(model, targets, uses) if config.scheme == "auto" else {}:
         model.scale_(shrunk)
         model = ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
     traits, asked = NetworkTraits.of(uses, model.loss_is_quadratic()), config
     if traits.quadratic:  # it does not saturate
         config = replace(config, max_sharpening=math.inf)
-    stuck = model.unscalable()
-    if stuck:
+    if stuck := model.unscalable():
         notes.append(f"{', '.join(stuck)}: the parametrization removes the scale, so not scaled.")
     scalable = [one for one in targets if one.name not in stuck]
     norms = {name: one for name, one in factory.model.named_modules() if isinstance(one, _BatchNorm)}
@@ -88,8 +85,7 @@ def fit_(
         layer = layer_name(parametrized_name(name))
         factors |= {layer: factors[layer] * factor} if layer in factors else {}
     changes = (sizes, _root_mean_squares(targets)), (old_loss, model.output().loss)
-    worse = _reason_to_restore(old, after, found, asked, *changes)
-    if worse:
+    if worse := _reason_to_restore(old, after, found, asked, *changes):
         restore()
         after, factors = old, dict.fromkeys(factors, 1.0)
         reasons = found.reason, f"{worse}, so the old weights were put back"
@@ -118,8 +114,7 @@ def _solve(
     if config.fits_symmetries and model.output().is_finite:
         names = {id(one): name for name, one in model.factory.model.named_parameters()}
         stored = [names[id(one)] for target in targets for one in target.stored]
-        blocks = symmetric_fit.find_blocks(model.factory, stored)
-        if blocks is not None:
+        if (blocks := symmetric_fit.find_blocks(model.factory, stored)) is not None:
             last = scales.effective_and_last(targets, uses)[1]
             kappa = defaults.KAPPA_ADAM if config.is_adaptive else defaults.KAPPA
             kappa *= defaults.KAPPA_QUADRATIC / defaults.KAPPA if traits.quadratic else 1
@@ -174,14 +169,13 @@ def _solve_network(
     if config.is_adaptive and config.lr is not None:
         drawn = "the given weights" if config.scheme == "keep" else f"the weights of {config.scheme_name}"
         name = "AdamW" if config.optimizer == "adamw" else "Adam"
-        reason = (
-            f"no curvature was fitted, as steps of {name} do not grow with the gradient: {drawn} are kept"
-        )
+        kept = f"as steps of {name} do not grow with the gradient: {drawn} are kept"
         rate, decoupled = config.lr, config.optimizer == "adamw"
         if rate == "auto":
             rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
             rate = best_adam_rate(model.factory.problem(), rule)
-        return Solution(Goal(None, rate if math.isfinite(rate) else None), NOT_SCALED, met=reason)
+        goal = Goal(None, rate if math.isfinite(rate) else None)
+        return Solution(goal, NOT_SCALED, met=f"no curvature was fitted, {kept}")
     # lr="auto" needs a norm in any case; else saturated weights are just too sharp.
     needed = config.lr == "auto" or search.LossCap(config.max_sharpening).admits(output)
     norm = model.network_norm() if needed else math.inf
@@ -254,17 +248,15 @@ def _embedding_logs(model: ScaledModel, targets: list[Target], uses: Uses) -> di
     names = {use.parameter for use in uses if use.kind == "embedding"}
     logs = {
         one.name: -0.5 * math.log(float(one.value.double().square().sum(-1).mean()))
-        for one in targets
-        if one.key in names
-    }
+        for one in targets if one.key in names
+    }  # fmt: skip
     size = model.output().size if logs else math.inf
     if not 0 < size < math.inf:
         return {}
     model.scale_(dict.fromkeys(logs, -math.log(2)))
     halved = math.log2(size / max(model.output().size, 1e-300))
     model.scale_({})
-    is_factor = abs(halved - round(halved)) < 0.01 and 1 <= round(halved) <= len(logs)
-    return logs if is_factor else {}
+    return logs if abs(halved - round(halved)) < 0.01 and 1 <= round(halved) <= len(logs) else {}
 
 
 def _measure_old(
@@ -275,8 +267,7 @@ def _measure_old(
     try:
         output = found.output()
         if output.is_finite:
-            report = found.report(every_layer) if config.reports else None
-            return report, output.loss, []
+            return found.report(every_layer) if config.reports else None, output.loss, []
     except DerivativeError:
         raise
     except ProblemError as failure:
@@ -300,8 +291,7 @@ def _reason_to_restore(
     if now[largest] > max(defaults.ABSURD_SIZE, defaults.ABSURD_GROWTH * before[largest]):
         return f"{largest} would have a standard deviation of {now[largest]:.2g}"
     # A larger max_sharpening asks for a larger loss.
-    limit = max(defaults.ABSURD_GROWTH, config.max_sharpening)
-    if not losses[1] <= limit * max(abs(losses[0]), 1.0):
+    if not losses[1] <= max(defaults.ABSURD_GROWTH, config.max_sharpening) * max(abs(losses[0]), 1.0):
         return f"the loss would be {losses[1]:.3g}, and was {losses[0]:.3g}"
     target = found.goal.target
     is_far = found.reason and not found.symmetries and found.scaling != NOT_SCALED

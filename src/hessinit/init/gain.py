@@ -71,8 +71,7 @@ def moment(activation: Activation, *, slope: bool = False) -> float:
             slopes = cast(nn.PReLU, function).weight.detach()
             found = math.nan if slopes.is_meta else (1 + float(slopes.cpu().double().square().mean())) / 2
             if not math.isfinite(found):
-                why = "its slopes are not finite. Give them values first"
-                raise ProblemError(f"{name} has no gain: {why}.")
+                raise ProblemError(f"{name} has no gain: its slopes are not finite. Give them values first.")
             return found
     # `CPU` is the default device for tensors that `function` makes.
     with torch.inference_mode(False), torch.no_grad(), untouched_random_state(CPU), CPU:

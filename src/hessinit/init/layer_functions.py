@@ -105,8 +105,7 @@ def _attention(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal,
         if isinstance(given.get(bias), Derived):
             trace.other_uses.setdefault(given[bias].name, f"added as a {role} by {name}")
     if given.get("use_separate_proj_weight"):
-        weights = [given[f"{part}_proj_weight"] for part in "qkv"]
-        pairs = zip(weights, data, strict=True)
+        pairs = zip([given[f"{part}_proj_weight"] for part in "qkv"], data, strict=True)
         projected = [use_weight(trace, name, one, "dense", [signal], inside=name) for one, signal in pairs]
     else:
         weight = given["in_proj_weight"]
@@ -133,9 +132,7 @@ def _recurrent_layer(trace: Trace, kind: str, weights: list[Derived], data: Any,
 
     earlier = tuple(leaf.index for leaf in leaves_of(state) if isinstance(leaf, Signal))
     previous = activate(trace.add("hidden state", "state", earlier))
-    fresh = weigh(weights[0], data, gates)
-    remembered = weigh(weights[1], previous, gates)
-    joined = (fresh.index, remembered.index)
+    joined = (weigh(weights[0], data, gates).index, weigh(weights[1], previous, gates).index)
     hidden = activate(trace.add("hidden state", "gates" if activation is None else "sum", joined))
     return weigh(weights[2], hidden, 1) if len(weights) > 2 else hidden
 
@@ -154,8 +151,7 @@ def _recurrent(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal,
             data = trace.add(words, "dropout", (data.index,), keep=1 - dropout, active=bool(training))
         firsts = [(layer * directions + direction) * each for direction in range(directions)]
         sides = [_recurrent_layer(trace, name, weights[at : at + each], data, state) for at in firsts]
-        joined = tuple(side.index for side in sides)
-        data = sides[0] if len(sides) == 1 else trace.add("cat", "cat", joined)
+        data = sides[0] if len(sides) == 1 else trace.add("cat", "cat", tuple(side.index for side in sides))
     return (data,) * (3 if name == "lstm" else 2)
 
 

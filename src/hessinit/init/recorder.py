@@ -130,8 +130,7 @@ class Recorder(TorchFunctionMode):
             return self.record(func, *args, **kwargs)
         symbols = trace.map_leaves(self.symbol_of, args), trace.map_leaves(self.symbol_of, kwargs)
         version = args[0]._version if args and isinstance(args[0], Tensor) else None
-        result = func(*args, **kwargs)
-        name = trace.name_of(func)
+        result, name = func(*args, **kwargs), trace.name_of(func)
         self.trace.draws |= name in trace.DRAWING
         if name == "setitem":
             result = args[0]

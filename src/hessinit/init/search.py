@@ -141,8 +141,7 @@ class GainSearch:
 
     def _slope(self, point: SearchPoint) -> tuple[float, bool]:
         """Of log λ by the log_power: from the nearest other measurement, or 1; and whether it is known."""
-        others = [p for p in self.points if math.isfinite(p.distance) and p.t != point.t]
-        if not others:
+        if not (others := [p for p in self.points if math.isfinite(p.distance) and p.t != point.t]):
             return 1.0, False
         other = min(others, key=lambda p: abs(p.log_power - point.log_power))
         if other.log_power == point.log_power:
@@ -387,8 +386,7 @@ def solve_layers(model: ScaledModel, names: Sequence[str], target: float, config
         return Outcome((), _NEVER_FINITE)
     norms = model.layer_norms()
     flat = [name for name in names if not norms.get(name, 0.0) > 0]
-    names = [name for name in names if name not in flat]
-    if not names:
+    if not (names := [name for name in names if name not in flat]):
         model.scale_({})
         return Outcome((), _DEAD, tuple(flat))
     at = np.full(len(names), t)

@@ -25,11 +25,8 @@ from hessinit.problem.problem import Problem
 from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import Symmetry
 
-# The largest relative change of the output (rms) up to which it counts as unmoved.
-UNMOVED = 1e-2
-_LARGEST_LOG = math.log(1e3)
-_ATTEMPTS = 7
-_MOST_LOOKS = 3
+UNMOVED = 1e-2  # the largest relative change of the output (rms) up to which it counts as unmoved
+_LARGEST_LOG, _ATTEMPTS, _MOST_LOOKS = math.log(1e3), 7, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +81,7 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
         if exact.scale_free(weights):  # a weight that the output does not see is not meant
             fixed += _unused(problem)
             exact = find_symmetries(problem, fixed)
-        free = _confirm_free(problem, exact, weights)
-        if free is None:
+        if (free := _confirm_free(problem, exact, weights)) is None:
             return None
         nearly = find_symmetries(problem, fixed, nearly=True)
         scalable, rest = [free], [name for name in weights if name not in free.weights]
@@ -188,16 +184,12 @@ class SymmetryScaler:
             changes = {free: self._log(free, found[free] / target)}
         symmetries = tuple(
             Symmetry(
-                weights=block.weights,
-                scale_free=block is free,
-                exact=block.exact,
+                weights=block.weights, scale_free=block is free, exact=block.exact,
                 factors={name: math.exp(log) for name, log in self._logs_of_parameters({block: log}).items()},
-                norm_before=before[block],
-                norm=found[block],
+                norm_before=before[block], norm=found[block],
             )
-            for block, log in logs.items()
-            if log or block is free
-        )
+            for block, log in logs.items() if log or block is free
+        )  # fmt: skip
         return SymmetricFit(target, symmetries, change, self._why_missed(found, target, rest, bounded))
 
     def _measure(self, target: float | None, every_block: bool = False) -> tuple[dict[Block, float], float]:

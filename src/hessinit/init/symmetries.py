@@ -126,8 +126,7 @@ def find_symmetries(problem: Problem, fixed: Iterable[str] = (), *, nearly: bool
     with mode:
         output = problem.output(problem.batches[0], weights=weights)
     mode.require_zero(mode.of(output))
-    equations = [*mode.equations, *({name: 1.0} for name in fixed)]
-    return Symmetries(weights, equations, mode.gains, mode.divides)
+    return Symmetries(weights, [*mode.equations, *({name: 1.0} for name in fixed)], mode.gains, mode.divides)
 
 
 def output_change(problem: Problem, *logs: Mapping[str, float]) -> float:

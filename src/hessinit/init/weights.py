@@ -151,9 +151,8 @@ def widths_change(uses: Sequence[WeightUse]) -> bool:
 def _block_sizes(use: WeightUse) -> list[int]:
     outputs = use.shape[1] if use.outputs_last else use.shape[0]
     # The groups of a convolution are blocks already; output blocks would cut through them.
-    if not use.blocks or sum(use.blocks) != outputs or use.groups > 1:
-        return [outputs]
-    return list(use.blocks)
+    is_one = not use.blocks or sum(use.blocks) != outputs or use.groups > 1
+    return [outputs] if is_one else list(use.blocks)
 
 
 def _output_blocks(downstream: Downstream, step: Step, use: WeightUse) -> tuple[int, ...]:
