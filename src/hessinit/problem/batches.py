@@ -54,8 +54,7 @@ def tensors_in(structure: Any) -> Iterator[Tensor]:
             yield from tensors_in(getattr(structure, field.name))
 
 
-# More than anybody needs, few enough to notice an endless generator.
-MOST_BATCHES = 1000
+MOST_BATCHES = 1000  # more than anybody needs, few enough to notice an endless generator
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
         )
     own = {name: problem.model.get_parameter(name) for name in problem.leaves}
     for who, end in (("the forward", output), ("the loss", loss)):
-        name = _first_of(graph_nodes(end.grad_fn), own)
-        if name is not None:
+        if (name := _first_of(graph_nodes(end.grad_fn), own)) is not None:
             raise ProblemError(
                 f"{who} reaches {name} by a way that cannot be followed (an attribute of a class, a variable "
                 "of another module, an earlier view, TorchScript), so that its derivative would be missing. "
@@ -36,8 +35,7 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
     if output.grad_fn not in after:
         why = "the loss is not a function of the model's output (it was detached, or the loss ignores it)"
         raise ProblemError(f"{why}; compute it from its first argument.")
-    name = _first_of(after, problem.leaves)
-    if name is not None:
+    if (name := _first_of(after, problem.leaves)) is not None:
         raise ProblemError(
             f"the loss depends on {name} not only through the model's output: by a penalty, by an auxiliary "
             "loss that the forward keeps in an attribute, or by a layer that the loss uses, too. Leave a "
@@ -73,8 +71,7 @@ def custom_functions(output: Tensor, stop: Tensor | None = None) -> list[str]:
 def graph_nodes(top: Any, stop: Any = None) -> Iterator[Any]:
     seen, waiting = {top}, [top]
     while waiting:
-        node = waiting.pop()
-        if node is None:
+        if (node := waiting.pop()) is None:
             continue
         yield node
         if node is stop:
@@ -138,8 +135,7 @@ def check_draw_repeats(problem: Problem, batch: Batch, output: Tensor) -> None:
 
 def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Tensor, draws: bool) -> None:
     for draw in range(_DRAWS if draws and problem.dropout != "freeze" else 1):
-        again = problem.loss_of(output.detach(), batch, draw=draw)
-        if not agree(again.detach(), loss.detach()):
+        if not agree(problem.loss_of(output.detach(), batch, draw=draw).detach(), loss.detach()):
             raise ProblemError(
                 "the loss changes from call to call on the same output, so there is no single Hessian: it "
                 'draws random numbers (dropout="freeze" keeps one draw), keeps a state where none is looked '

@@ -120,8 +120,7 @@ def explained_derivatives(*, of_loss: bool = False) -> Iterator[None]:
     try:
         yield
     except RuntimeError as failure:
-        missing = _NO_DERIVATIVE.search(str(failure))
-        if missing is None:
+        if (missing := _NO_DERIVATIVE.search(str(failure))) is None:
             raise
         name = missing[1].strip("_").removesuffix("_backward")
         raise ProblemError(
@@ -290,8 +289,7 @@ class Problem:
         dtype = next(iter(weights.values())).dtype
 
         def convert(tensor: Tensor) -> Tensor:
-            name = self._names.get(id(tensor))
-            if name is not None:
+            if (name := self._names.get(id(tensor))) is not None:
                 return weights[name]
             if id(tensor) in self._buffers:
                 return cast(tensor, dtype, self.device).clone()

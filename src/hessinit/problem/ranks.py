@@ -186,8 +186,7 @@ class Ranks:
         """The examples of all ranks as one batch, or as several where they do not fit together."""
         if self.split == "layers":
             return batches
-        shares = self.exchange(map_tensors(lambda one: one.detach().cpu(), batches))
-        found = list(itertools.chain(*shares))
+        found = list(itertools.chain(*self.exchange(map_tensors(lambda one: one.detach().cpu(), batches))))
         tensors = [(one, batch.size) for batch in found for one in tensors_in([batch.inputs, batch.targets])]
         counted = len(found) == self.size and all(one.ndim and len(one) % size == 0 for one, size in tensors)
         joined = join_batches(found) if counted else None

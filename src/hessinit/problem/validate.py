@@ -59,8 +59,7 @@ def find_layers(model: nn.Module, selection: str | Iterable[str] | None = None) 
         frozen = [one.name for one in everything if len(one.shape) >= 2 and one.parameter not in trainable]
         if not chosen and frozen:
             why = f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False)"
-            way = f"Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}"
-            raise ProblemError(f"{why}. {way}.")
+            raise ProblemError(f"{why}. Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}.")
         if not chosen and everything:
             named = f"layers={[layer.name for layer in everything[:3]]!r}"
             why = "the model has no parameter of two or more dimensions"
@@ -116,8 +115,7 @@ def check_present(model: nn.Module) -> None:
     # By name: importing these classes would take seconds. DeepSpeed marks its parameters by `ds_id`.
     pieces = [*model.named_modules(), *model.named_parameters()]
     kinds = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
-    sharded = [name for name, one in pieces if type(one).__name__ in kinds or hasattr(one, "ds_id")]
-    if sharded:
+    if sharded := [name for name, one in pieces if type(one).__name__ in kinds or hasattr(one, "ds_id")]:
         raise ProblemError(
             f"{sharded[0] or 'the model'} is sharded: a rank holds only a part of the weights. Measure or "
             "initialize before the model is sharded, or copy the full weights into a plain model "
@@ -250,8 +248,7 @@ def check_dropout(model: nn.Module, dropout: str) -> None:
     if dropout == "freeze":
         return
     dropping = [(name or "the model", type(one)) for name, one in model.named_modules() if _drops(one)]
-    active = [f"{name} ({kind.__name__})" for name, kind in dropping]
-    if active:
+    if active := [f"{name} ({kind.__name__})" for name, kind in dropping]:
         raise ProblemError(
             f"dropout is active (train mode) in {', '.join(active)}: every product would see another mask, "
             'so there is no single Hessian. Call model.eval(), or pass dropout="freeze" to keep one mask.'

@@ -119,8 +119,7 @@ class Comparison(Result):
 
     def loss(self, scheme: str, learning_rate: float) -> float:
         """Return the mean final loss over seeds: inf where one is not finite, nan where none applies."""
-        losses = self._final_losses(scheme, learning_rate)
-        if not losses:
+        if not (losses := self._final_losses(scheme, learning_rate)):
             return math.nan
         return statistics.fmean(losses) if all(map(math.isfinite, losses)) else math.inf
 

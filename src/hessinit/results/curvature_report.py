@@ -33,9 +33,7 @@ class Estimate:
     @property
     def relative_error(self) -> float:
         """`error / |value|`; 0 when both are 0."""
-        if self.error == 0:
-            return 0.0
-        return self.error / abs(self.value) if self.value else float("inf")
+        return 0.0 if self.error == 0 else self.error / abs(self.value) if self.value else float("inf")
 
 
 @dataclass(frozen=True)
@@ -359,8 +357,7 @@ class CurvatureReport(ByName[LayerCurvature], Result):
                 f"a report cannot advise on {given!r}: it takes 'sgd', 'momentum' or 'nesterov', as adaptive "
                 "rates need the gradient. Use hessinit.advise(model, loss, batch, optimizer=...)."
             )
-        shared = ("curvature", "loss", "examples", "notes", "versions")
-        facts = {name: getattr(self, name) for name in shared}
+        facts = {name: getattr(self, name) for name in ("curvature", "loss", "examples", "notes", "versions")}
         facts |= {"weights": self.names, "parameters": self.network.parameters, "lr": check_rate(lr)}
         descent = named_descent(optimizer, momentum, weight_decay)
         return advise_descent(descent, self.network.top, self.network.bottom, **facts)

@@ -98,8 +98,7 @@ class Tracking(Result):
     @property
     def measuring_seconds(self) -> float:
         """The time spent measuring, with logging and writing where that is known."""
-        points = sum(point.measuring_seconds for point in self.points)
-        return points if self.spent is None else self.spent
+        return sum(point.measuring_seconds for point in self.points) if self.spent is None else self.spent
 
     @property
     def crossings(self) -> tuple[int, ...]:
@@ -156,8 +155,7 @@ def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
             data = json.loads(line)
             more = [[int(step), loss] for step, loss in data.pop("losses")]
             losses = [pair for pair in losses if not more or pair[0] < more[0][0]] + more
-            stride = int(data.pop("stride"))
-            kind = data.pop("line", None)
+            stride, kind = int(data.pop("stride")), data.pop("line", None)
             ended = kind == END
             if kind is not None:
                 facts.update(data)
