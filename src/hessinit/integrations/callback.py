@@ -19,6 +19,7 @@ from torch import nn
 
 import hessinit
 from hessinit.errors import ProblemError
+from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.ranks import Ranks, share_weights
 from hessinit.problem.validate import check_present, find_layers, unwrap
 
@@ -94,11 +95,13 @@ class TrackedRun:
             self._tracker.step(loss)
 
     def close(self) -> None:
+        """Complete the record; a second call does nothing."""
         if self._tracker is not None:
             self._tracking, self._tracker = self._tracker.close(), None
             self._open_files.discard(self._file)
 
     def add_note(self, note: str) -> None:
+        """Add a remark to the record, on the first rank."""
         if self._tracker is not None:
             self._tracker.add_note(note)
 
@@ -146,9 +149,11 @@ class TrackedRun:
         """What the checkpoint holds that training resumes from, if anything."""
         self._state = state if isinstance(state, Mapping) else {}
 
-    def _draw(self, optimizer: Any, **problem: Any) -> hessinit.Initialization:
-        options = initialization_options(optimizer, unwrap(problem["model"]), self._initialize or {})
-        return hessinit.initialize_(**{**problem, **options})
+    def _draw(
+        self, model: nn.Module, loss: Loss, batch: Any, forward: Forward | None, optimizer: Any
+    ) -> hessinit.Initialization:
+        options = initialization_options(optimizer, unwrap(model), self._initialize or {})
+        return hessinit.initialize_(model, loss, batch, **{"forward": forward, **options})
 
     def _track(self, problem: dict[str, Any], folder: Path, log_to: Any, steps: int) -> hessinit.Tracker:
         file = self._find_file(folder) if steps else None

@@ -90,8 +90,7 @@ def holds(rule: str, ours: float, paper: float) -> bool:
         return False
     if rule == "at least as many":
         return ours >= paper
-    found = re.fullmatch(r"within (a factor of )?([\d.]+)( %| points)?", rule)
-    if found is None:
+    if (found := re.fullmatch(r"within (a factor of )?([\d.]+)( %| points)?", rule)) is None:
         raise ValueError(f"{rule!r} is not a claim that printed.json may make.")
     amount = float(found[2])
     if found[1]:

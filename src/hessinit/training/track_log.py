@@ -160,8 +160,7 @@ class _WandbSink:
         self._known: Any = None
 
     def __call__(self, values: dict[str, float], step: int) -> None:
-        run = self._given or getattr(sys.modules.get("wandb"), "run", None)
-        if run is None:
+        if (run := self._given or getattr(sys.modules.get("wandb"), "run", None)) is None:
             return
         if run is not self._known:
             run.define_metric("hessinit/step")
