@@ -79,9 +79,10 @@ def explain_module(failure: Exception, model: nn.Module, inputs: Any) -> None:
     for frame in reversed(_frames_in_torch(failure)):
         module, given = frame.f_locals.get("self"), frame.f_locals.get("input")
         if isinstance(module, nn.Module) and isinstance(given, Tensor) and not [*module.children()]:
+            layer = f"Its layer {names[id(module)]}, {module}," if names.get(id(module)) else f"{module}"
             raise ProblemError(
-                f"the model failed on inputs of {describe_tensors(inputs)}. Its layer "
-                f"{names.get(id(module)) or 'itself'}, {module}, got {describe_tensors(given)}: "
+                f"the model failed on inputs of {describe_tensors(inputs)}. {layer} got "
+                f"{describe_tensors(given)}: "
                 f"{str(failure).rstrip('.')}. Change the layer, or the shape or dtype of the inputs."
             ) from failure
 
