@@ -9,8 +9,9 @@ start. The thresholds of `measurement/soundness.py` were chosen on the problems 
 stated for those of HELD_OUT, which were judged once. It took three rounds, and the problems of HELD_OUT
 are new in the last one. In the first, thresholds chosen on every other one of the first 26 problems gave 13 %
 false alarms on the rest and found 77 % of the failures; what Adam tolerates and the trial steps were added.
-In the second, 16 further problems had 9 % and 91 %; trial steps that learn now overrule the limit. The data are the embedded digits and,
-for the language models, this repository's documentation.
+In the second, 16 further problems had 9 % and 91 %; trial steps that learn now overrule the limit.
+
+The data are the embedded digits and, for the language models, this repository's documentation.
 """
 
 from __future__ import annotations
