@@ -57,7 +57,11 @@ def judge_signals(
     Costs two gradients, and two more where a layer gets none: weights that are zero on purpose, as in LoRA,
     keep it from the layers before them for a step or two. `diagnostics` are those of `diagnose`, if known.
     """
-    first, gradients = list(evaluations[:1]), _gradients(evaluations)
+    for one in evaluations:
+        one.forget()  # on a GPU the graph may belong to another stream
+    first = list(evaluations[:1])
+    zero = float(problem.loss_of(torch.zeros_like(first[0].output), first[0].batch))
+    gradients = _gradients(evaluations)
     found = diagnose(problem, first) if diagnostics is None else diagnostics
     parameters = {layer.name: layer.parameter for layer in problem.layers}
     names = {parameters[row.name]: row.name for row in rows}
@@ -66,7 +70,6 @@ def judge_signals(
     findings = [*_judge_finite(problem, rows), *_judge_gradients(first[0], gradients, known, names)]
     if not any(finding.kind == "no gradient" for finding in findings):
         findings += _judge_depth(known, names, inputs)
-    zero = float(problem.loss_of(torch.zeros_like(first[0].output), first[0].batch))
     findings += _judge_loss(first[0].loss_value, zero, inputs)
     total = math.sqrt(math.fsum(float(one.double().square().sum()) for one in gradients.values()))
     return {"findings": tuple(findings), "gradient_norm": total, "zero_loss": zero}
@@ -118,7 +121,8 @@ def _gradients(evaluations: Sequence[Evaluation]) -> dict[str, Tensor]:
     total: dict[str, Tensor] = {}
     for one in evaluations:
         leaves = list(one.leaves.values())
-        found = torch.autograd.grad(one.loss * one.weight, leaves, retain_graph=True, materialize_grads=True)
+        found = torch.autograd.grad(one.loss * one.weight, leaves, materialize_grads=True)
+        one.forget()
         for name, gradient in zip(one.leaves, found, strict=True):
             total[name] = total[name] + gradient.detach() if name in total else gradient.detach()
     return total
@@ -155,7 +159,7 @@ def _judge_gradients(
     names: Mapping[str, str],
 ) -> list[Finding]:  # fmt: skip
     found = []
-    unused = [name for name in gradients if not evaluation.uses[name]]
+    unused = [name for name in gradients if evaluation.moments[name] is None]
     if unused:
         some = [names[name] for name in unused]
         found.append(Finding(
