@@ -4,7 +4,8 @@ After a change that is meant, write them anew and read the difference:
 
     HESSINIT_REFRESH=1 .venv/bin/pytest tests/cli/test_exact_text.py && git diff tests/cli/expected
 
-Nothing is masked but seconds, which are 0, and gradients, which are left out: the clock stands still.
+Nothing is masked but seconds, which are 0, and gradients, which are left out: the clock stands still. A number
+may differ by 2 %, as training does between processors; a figure more or less then moves its column.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from running_documents import NUMBER, differences
 
 EXPECTED = Path(__file__).with_name("expected")
 TRAINED = "--steps 20 --batch-size 4"
@@ -76,7 +78,10 @@ def test_a_command_prints_word_for_word_what_is_expected(run, name, width):
     file = EXPECTED / f"{name}-{width}.txt"
     if os.environ.get("HESSINIT_REFRESH"):
         file.write_text(shown, encoding="utf-8", newline="\n")
-    assert shown == file.read_text(encoding="utf-8")
+    expected = file.read_text(encoding="utf-8")
+    assert differences(expected, shown) == []
+    texts = [NUMBER.sub(lambda found: "#" * len(found[0]), text) for text in (expected, shown)]
+    assert texts[0] == texts[1] or len(expected) != len(shown)
     assert "Traceback" not in shown
     assert "\x1b" not in shown
     # A command to be copied stays whole.

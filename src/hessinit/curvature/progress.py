@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,18 +125,34 @@ class Watched:
 _SHORT_SECONDS = 0.005
 
 
-def time_gradient(problem: Problem) -> float:
-    """Seconds of one gradient: forward and backward of all batches by the measured weights, on warm caches.
+class TimedGradient(NamedTuple):
+    seconds: float
+    output: Tensor  # of the first batch
+    by_leaf: dict[str, Tensor]
+
+
+def timed_gradient(problem: Problem, weights: Sequence[float] = ()) -> TimedGradient:
+    """Forward and backward of all batches by the measured weights, on warm caches.
 
     The model runs as in every evaluation of the problem, on copies of the weights; nothing of it changes.
+    `weights` are those of the batches in the loss; without them the gradient itself is not kept.
     """
-    times: list[float] = []
+    times, own, names = list[float](), {**problem.leaves, **problem.constants}, list(problem.leaves)
     while not times or (len(times) < 2 and times[-1] < _SHORT_SECONDS):
+        total, outputs = dict[str, Tensor](), list[Tensor]()
         started = _now(problem)
-        for batch in problem.batches:
-            problem.output_and_gradients(batch, {**problem.leaves, **problem.constants}, list(problem.leaves))
+        for number, batch in enumerate(problem.batches):
+            output, gradients = problem.output_and_gradients(batch, own, names)
+            outputs = outputs or [output]
+            for name, one in zip(names, gradients, strict=True) if weights else ():
+                part = one if weights[number] == 1 else one * weights[number]
+                total[name] = total[name] + part if name in total else part
         times.append(_now(problem) - started)
-    return min(times)
+    return TimedGradient(min(times), outputs[0], total)
+
+
+def time_gradient(problem: Problem) -> float:
+    return timed_gradient(problem).seconds
 
 
 def in_gradients(seconds: float | None, gradient: float | None) -> float | None:
@@ -144,12 +160,15 @@ def in_gradients(seconds: float | None, gradient: float | None) -> float | None:
     return seconds / gradient if seconds is not None and gradient else None
 
 
-def cost_of(problem: Problem, evaluations: Sequence[Evaluation], started: float) -> dict[str, Any]:
-    """`seconds` since `started`, and the same in `gradients`: one is timed, after the graphs were freed."""
+def cost_of(
+    problem: Problem, evaluations: Sequence[Evaluation], started: float, gradient: float | None = None
+) -> dict[str, Any]:
+    """`seconds` since `started`, and in `gradients`; if none was timed yet, one is, without other graphs."""
     seconds = _now(problem) - started
     for one in evaluations:
         one.forget()
-    return {"seconds": seconds, "gradients": in_gradients(seconds, time_gradient(problem))}
+    gradient = time_gradient(problem) if gradient is None else gradient
+    return {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
 
 
 def _now(problem: Problem) -> float:

@@ -99,14 +99,16 @@ def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Roun
         # A forward that casts its output to float32 rounds it all the same.
         own = RoundingError(float(torch.finfo(torch.float32).eps) if problem.casts_output else 0.0)
         return Rounding(dict.fromkeys(problem.leaves, own), own)
-    if curvature == "gauss-newton" and all(one.separable for one in evaluations):
-        # Float64 convolutions are several times as slow as float32 ones, and take more memory.
+    full = problem.precision == "full"
+    if curvature == "gauss-newton" and (full or all(one.separable for one in evaluations)):
+        # Float64 convolutions are several times as slow as float32 ones, and take more memory. Examples that
+        # see each other, as with BatchNorm, see fewer here, and round alike.
         some = [Evaluation(problem, one.batch.take(one.sample()), one.weight) for one in evaluations]
         for one in evaluations if problem.device.type == "cuda" else ():
             one.forget()
         with contextlib.suppress(Exception):  # a loss that needs the whole batch
             found = _compare(some, curvature)
-            limit = _ORDINARY if problem.precision == "full" else math.inf
+            limit = _ORDINARY if full else math.inf
             if all(one.single > 0 and one.judge().relative < limit for one in found.values()):
                 return Rounding.of(found, evaluations[0])
     return Rounding.of(_compare(evaluations, curvature), evaluations[0])

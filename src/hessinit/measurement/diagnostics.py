@@ -8,7 +8,7 @@ graph: so the numbers are found, for modules, functional calls and in-place oper
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +44,13 @@ _RELATIVE_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagnostics]:
+def diagnose(
+    problem: Problem, evaluations: Sequence[Evaluation], *, gradients: bool = True
+) -> dict[str, Diagnostics]:
     """The diagnostics of each measured parameter's layer, by the parameter's name.
 
-    Uses of one weight (time steps, tied layers) are pooled. Costs a forward and a backward pass for each
-    batch, and the memory of one graph and of a copy of every layer's values.
+    Uses of one weight (time steps, tied layers) are pooled. Costs a forward and, for `gradients`, a backward
+    pass for each batch, and the memory of one graph and of a copy of every layer's values.
     """
     gathered = {name: _Gathered() for name in problem.leaves}
     for evaluation in evaluations:
@@ -56,16 +58,19 @@ def diagnose(problem: Problem, evaluations: list[Evaluation]) -> dict[str, Diagn
             output = problem.output(evaluation.batch)
         recorder.inspect(output)
         uses = recorder.layer_values(output)
+        for name, values in uses:
+            gathered[name].add(values)
+        if not gradients:
+            continue
         loss = problem.loss_of(output, evaluation.batch) * evaluation.weight
         tensors = [*problem.leaves.values(), *(one.after for _, one in uses)]
         inputs: Any = [*problem.leaves.values(), *(one.edge for _, one in uses)]
-        found = torch.autograd.grad(loss, inputs, allow_unused=True)
-        pairs = zip(tensors, found, strict=True)
-        gradients = iter(torch.zeros_like(one) if grad is None else grad.detach() for one, grad in pairs)
+        pairs = zip(tensors, torch.autograd.grad(loss, inputs, allow_unused=True), strict=True)
+        found = iter(torch.zeros_like(one) if grad is None else grad.detach() for one, grad in pairs)
         for name in problem.leaves:
-            gathered[name].weight_gradient += next(gradients)
-        for name, values in uses:
-            gathered[name].add(values, next(gradients))
+            gathered[name].add_gradient_of_weight(next(found))
+        for name, _ in uses:
+            gathered[name].gradient.add(next(found))
     unused = unused_leaves(evaluations)
     return {name: one.conclude(name in unused) for name, one in gathered.items()}
 
@@ -74,22 +79,24 @@ class _Gathered:
     """One layer's numbers so far."""
 
     def __init__(self) -> None:
-        self._own, self._after, self._gradient = Moments(), Moments(), Moments()
+        self._own, self._after, self.gradient = Moments(), Moments(), Moments()
         self._names: dict[str, None] = {}
         self._alive: dict[int, Tensor] = {}
         self._saturated, self._saturable = 0, 0
         self._differing, self._squares = 0.0, 0.0  # between examples, and in all
-        self.weight_gradient: Tensor | float = 0.0
+        self._weight_gradient: Tensor | None = None
 
-    def add(self, values: LayerValues, gradient: Tensor) -> None:
+    def add_gradient_of_weight(self, part: Tensor) -> None:
+        self._weight_gradient = part if self._weight_gradient is None else self._weight_gradient + part
+
+    def add(self, values: LayerValues) -> None:
         self._own.add(values.own)
-        self._after.add(values.after)
-        self._gradient.add(gradient)
+        square = self._after.add(values.after)
         self._names[_activation_name(values.activation)] = None
         if values.after.ndim and len(values.after) > 1:
-            after = values.after.double()
-            self._differing += float((after - after.mean(0)).square().sum())
-            self._squares += float(after.square().sum())
+            by_example = torch.var(values.after, dim=0, correction=0)
+            self._differing += len(values.after) * float(by_example.sum(dtype=torch.float64))
+            self._squares += square
         alive = _living_units(values)
         if alive is not None:
             # As many units as in another use are the same units: those of a cell at its next step, say.
@@ -103,7 +110,9 @@ class _Gathered:
     def conclude(self, unused: bool) -> Diagnostics:
         if unused:
             return Diagnostics(reason="the forward does not use it")
-        norm = float(torch.linalg.vector_norm(torch.as_tensor(self.weight_gradient), dtype=torch.float64))
+        own, norm = self._weight_gradient, None
+        if own is not None:
+            norm = float(torch.linalg.vector_norm(own, dtype=torch.float64))
         if not self._after.count:
             return Diagnostics(weight_gradient_norm=norm, reason="it never meets a tensor of the batch")
         units = sum(len(alive) for alive in self._alive.values())
@@ -112,7 +121,8 @@ class _Gathered:
             activation=", ".join(name or "none" for name in self._names) if any(self._names) else "",
             activation_mean=self._after.mean, activation_std=self._after.std, preactivation_std=self._own.std,
             signal=math.sqrt(self._differing / self._squares) if self._squares else None,
-            gradient_mean=self._gradient.mean, gradient_std=self._gradient.std, weight_gradient_norm=norm,
+            gradient_mean=self.gradient.mean if self.gradient.count else None,
+            gradient_std=self.gradient.std if self.gradient.count else None, weight_gradient_norm=norm,
             dead=dead / units if units else None,
             saturated=self._saturated / self._saturable if self._saturable else None,
         )  # fmt: skip
@@ -124,16 +134,17 @@ class Moments:
     def __init__(self) -> None:
         self.count, self.mean, self._squares = 0, 0.0, 0.0
 
-    def add(self, values: Tensor) -> None:
+    def add(self, values: Tensor) -> float:
+        """Takes the numbers into account, and returns the sum of their squares."""
         if values.numel() == 0:
-            return
-        values = values.double()
-        count, mean = values.numel(), float(values.mean())
-        step = mean - self.mean
+            return 0.0
+        variance, mean = (float(one) for one in torch.var_mean(values, correction=0))
+        step, count = mean - self.mean, values.numel()
         total = self.count + count
-        self._squares += float((values - mean).square().sum()) + step * step * self.count * count / total
+        self._squares += count * variance + step * step * self.count * count / total
         self.mean += step * count / total
         self.count = total
+        return count * (variance + mean * mean)
 
     @property
     def std(self) -> float:

@@ -395,12 +395,15 @@ def measure(
         notes = (*notes, *note_unchecked(check), *note_uncounted(problem))
         report = measuring.report(rows, whole, curvature, notes=notes, **facts)
         del measuring  # a gradient is timed: what the engines hold must not stand beside its graph
+        for one in evaluations:
+            one.forget()
+        gradient = progress_of.timed_gradient(problem, [one.weight for one in evaluations])
         if ranks is None or ranks.split != "batch":  # of a share, no rank knows all activations
             from hessinit.measurement.soundness import judge_signals
 
-            judged = judge_signals(problem, evaluations, rows, further.get("diagnostics"))
+            judged = judge_signals(problem, evaluations, rows, gradient, further.get("diagnostics"))
             report = replace(report, **judged)
-        report = replace(report, **progress_of.cost_of(problem, evaluations, started))
+        report = replace(report, **progress_of.cost_of(problem, evaluations, started, gradient.seconds))
         report = report if ranks is None else ranks.first(lambda: report, last=True)
         if settings.progress is not None:
             settings.progress.finish()

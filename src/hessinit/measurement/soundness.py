@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
 from hessinit.curvature.preconditioner import AdamRule
+from hessinit.curvature.progress import TimedGradient
 from hessinit.measurement.diagnostics import diagnose
 from hessinit.present import words
 from hessinit.problem.batches import tensors_in
@@ -50,19 +51,18 @@ DEEPER = f"{REDRAW}; if they come from a scheme already, add normalization or re
 
 def judge_signals(
     problem: Problem, evaluations: Sequence[Evaluation], rows: Sequence[LayerCurvature],
-    diagnostics: Mapping[str, Diagnostics] | None = None,
+    gradient: TimedGradient, diagnostics: Mapping[str, Diagnostics] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The report's findings that depend on no learning rate, its norm of the gradient and loss of zeros.
 
-    Costs two gradients, and two more where a layer gets none: weights that are zero on purpose, as in LoRA,
+    Costs a forward, and two gradients where a layer gets none: weights that are zero on purpose, as in LoRA,
     keep it from the layers before them for a step or two. `diagnostics` are those of `diagnose`, if known.
     """
     for one in evaluations:
         one.forget()  # on a GPU the graph may belong to another stream
-    first = list(evaluations[:1])
-    zero = float(problem.loss_of(torch.zeros_like(first[0].output), first[0].batch))
-    gradients = _gradients(evaluations)
-    found = diagnose(problem, first) if diagnostics is None else diagnostics
+    first, gradients = evaluations[:1], gradient.by_leaf
+    zero = float(problem.loss_of(torch.zeros_like(gradient.output), first[0].batch))
+    found = diagnose(problem, first, gradients=False) if diagnostics is None else diagnostics
     parameters = {layer.name: layer.parameter for layer in problem.layers}
     names = {parameters[row.name]: row.name for row in rows}
     known = {name: found[name] for name in names}  # in the order in which the layers run
@@ -114,18 +114,6 @@ def judge_training(
         )
         found.append(Finding(kind="gradient too small", message=message, way_out=f"Raise lr. {REDRAW}."))
     return tuple(found)
-
-
-def _gradients(evaluations: Sequence[Evaluation]) -> dict[str, Tensor]:
-    """The gradient by each leaf, over all batches."""
-    total: dict[str, Tensor] = {}
-    for one in evaluations:
-        leaves = list(one.leaves.values())
-        found = torch.autograd.grad(one.loss * one.weight, leaves, materialize_grads=True)
-        one.forget()
-        for name, gradient in zip(one.leaves, found, strict=True):
-            total[name] = total[name] + gradient.detach() if name in total else gradient.detach()
-    return total
 
 
 def _size_of_inputs(problem: Problem) -> float:
@@ -201,7 +189,9 @@ def _without_gradient(evaluation: Evaluation, gradients: Mapping[str, Tensor]) -
             if bool(gradient.any()):
                 own, way = weights[name].detach(), _scaled(gradient)
                 weights[name] = own - _STEP * (float(own.norm()) or 1.0) * way / way.norm()
-        gradients = _gradients([evaluate_at(evaluation, weights)])
+        moved = evaluate_at(evaluation, weights)
+        found = torch.autograd.grad(moved.loss, list(moved.leaves.values()), materialize_grads=True)
+        gradients = dict(zip(moved.leaves, found, strict=True))
         nil = [name for name in nil if not bool(gradients[name].any())]
     return nil
 
