@@ -74,8 +74,9 @@ def has_slow_commands(document: Path) -> bool:
     return any(is_slow(line) for block in blocks for line in block.code.splitlines())
 
 
-# Pages that train for most of a minute: the demo, comparisons, two trainers.
-SLOW = ("index.md", "comparing.md", "lightning-and-trainer.md")
+# Pages that train for most of a minute: the demo, comparisons, two trainers. tests/errata has the errata's
+# numbers.
+SLOW = ("index.md", "comparing.md", "lightning-and-trainer.md", "errata.md")
 RUN = [
     pytest.param(page, False, id=relative_name(page), marks=pytest.mark.sweep if page.name in SLOW else ())
     for page in GUIDES

@@ -20,7 +20,13 @@ TIME = re.compile(r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d")
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:(zmq|jupyter_client|nbclient|tornado)")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+RUN = [
+    pytest.param(path, id=path.stem, marks=() if path.stem == "first-look" else pytest.mark.sweep)
+    for path in NOTEBOOKS
+]
+
+
+@pytest.mark.parametrize("path", RUN)
 def test_a_notebook_runs_and_prints_what_is_stored(path: Path) -> None:
     """`python docs/building/notebooks.py` stores new outputs."""
     stored = json.loads(path.read_text(encoding="utf-8"))

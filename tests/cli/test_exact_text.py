@@ -4,8 +4,8 @@ After a change that is meant, write them anew and read the difference:
 
     HESSINIT_REFRESH=1 .venv/bin/pytest tests/cli/test_exact_text.py && git diff tests/cli/expected
 
-Nothing is masked but seconds, which are 0, and gradients, which are left out: the clock stands still. A number
-may differ by 2 %, as training does between processors; a figure more or less then moves its column.
+Nothing is masked but seconds, which are 0, and gradients, which are left out: the clock stands still.
+A number may differ by 2 %, as training does between processors; a figure more or less moves its column.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from running_documents import NUMBER, differences
 
 EXPECTED = Path(__file__).with_name("expected")
