@@ -81,8 +81,10 @@ def explain_adaptive(norm: float, best: float, stable: float, weight_decay: floa
     return FLAT if best == math.inf else why_best, FLAT if stable == math.inf else why_stable
 
 
-def explain_trials(trials: Sequence[Trial], rate: float, reach: float, part: float) -> str:
-    """Return how short trials and the first step (a `part` of the weights at `reach`) led to the rate."""
+def explain_trials(
+    trials: Sequence[Trial], rate: float, reach: float, part: float, times: float | None
+) -> str:
+    """Return how trials and a first step of a `part` of the weights, at `reach`, or a bound led there."""
     low, high = (w.format_number(end(trial.lr for trial in trials)) for end in (min, max))
     tried = (
         f"{w.count(len(trials), 'trial')} of {max(trial.steps for trial in trials)} steps, {low} to {high}"
@@ -90,8 +92,8 @@ def explain_trials(trials: Sequence[Trial], rate: float, reach: float, part: flo
     if not rate > 0:
         return f"A quarter of the lowest rate tried: the loss blew up in every one of {tried}."
     best = f"{w.format_number(rate)}, near which the loss fell most in {tried}"
-    if not reach:
-        return f"A quarter of {best}."
+    if times is not None:
+        return f"{times:g} times {best}."
     step = f"a first step of {100 * part:g} % of the weights' length ({w.format_number(reach)})"
     return f"From {step} and, with twice the weight, {best}."
 

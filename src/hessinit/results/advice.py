@@ -190,13 +190,13 @@ def with_trials(
     mean of `rate`, counted twice, and of the rate at which the first step is a `part` of that length.
     """
     say, guaranteed = presenter("advice"), advice.learning_rate
-    reach = part / moved if 0 < moved < math.inf else 0.0
+    reach, times = (part / moved if 0 < moved < math.inf else 0.0), 0.0
     if not rate > 0:
         best = min(guaranteed, min(trial.lr for trial in trials) / 4)
     else:
-        low, high = (times * rate for times in TIMES_TRIALS)
-        best = min(max((rate * rate * reach) ** (1 / 3), low), high)
-    reason = say.explain_trials(trials, rate, reach, part)
+        times = min(max((reach / rate) ** (1 / 3), TIMES_TRIALS[0]), TIMES_TRIALS[1])
+        best = times * rate
+    reason = say.explain_trials(trials, rate, reach, part, times if times in TIMES_TRIALS else None)
     warmup = advice.warmup
     if advice.lr is None:  # the trials had none
         warmup = WarmupAdvice(advised=False, steps=0, reason=say.NO_WARMUP)
