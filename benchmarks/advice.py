@@ -301,7 +301,7 @@ def show(cells: list[Cell]) -> None:
             f"{one.problem:16}{one.optimizer:10}{one.seed:>4}{one.best_rate:>10.3g}{one.best:>8.3f} |{shown}"
         )
     summarize("All", found)
-    for title, names in (("Development", DEVELOPMENT), ("Not seen before", tuple(PROBLEMS)[6:])):
+    for title, names in (("Development", DEVELOPMENT), ("The others", tuple(PROBLEMS)[6:])):
         if some := [one for one in found if one.problem in names]:
             summarize(title, some)
     for optimizer in OPTIMIZERS:

@@ -2,7 +2,7 @@
 
 A step takes 1 to 5 ms on one core. Digits get noise of their own standard deviation, so that no network fits
 them exactly in 300 steps and losses can be compared as ratios. `DEVELOPMENT` names the problems on which the
-constants of `advise` were chosen; the others were trained once, after that.
+constants of `advise` were chosen; the others were looked at after that, and two changes of the rule follow.
 """
 
 from __future__ import annotations

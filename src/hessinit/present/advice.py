@@ -81,19 +81,21 @@ def explain_adaptive(norm: float, best: float, stable: float, weight_decay: floa
     return FLAT if best == math.inf else why_best, FLAT if stable == math.inf else why_stable
 
 
-def explain_trials(trials: Sequence[Trial], rate: float, times: float, guaranteed: float | None) -> str:
-    """Return how short trials led to the learning rate, for Adam with the rate that the curvature gives."""
+def explain_trials(
+    trials: Sequence[Trial], rate: float, reach: float, part: float, times: float | None
+) -> str:
+    """Return how trials and a first step of a `part` of the weights, at `reach`, or a bound led there."""
     low, high = (w.format_number(end(trial.lr for trial in trials)) for end in (min, max))
     tried = (
         f"{w.count(len(trials), 'trial')} of {max(trial.steps for trial in trials)} steps, {low} to {high}"
     )
     if not rate > 0:
         return f"A quarter of the lowest rate tried: the loss blew up in every one of {tried}."
-    best = f"the loss fell most near {w.format_number(rate)} in {tried}"
-    if guaranteed is None:
-        return f"{times:g} times the best of short trials: {best}."
-    curvature = f"{w.format_number(guaranteed)}, the largest guaranteed decrease by the curvature"
-    return f"Between {times:g} times the best of short trials and {curvature}: {best}."
+    best = f"{w.format_number(rate)}, near which the loss fell most in {tried}"
+    if times is not None:
+        return f"{times:g} times {best}."
+    step = f"a first step of {100 * part:g} % of the weights' length ({w.format_number(reach)})"
+    return f"From {step} and, with twice the weight, {best}."
 
 
 def explain_warmup(rate: float, stable: float, *, is_flat: bool, is_hopeless: bool) -> str:

@@ -61,9 +61,9 @@ def advise(
 
     The stability limit is exact for a quadratic with the curvature of these weights. The learning rate is
     found by trials: from the rate of the largest guaranteed decrease on, `trial_steps` steps on halves of the
-    batch at rates a factor 2 apart (`advice.trials`). The advice is a fixed factor below the best of them,
-    for Adam and AdamW the geometric mean of that and the rate of the largest guaranteed decrease. The model
-    is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed decrease.
+    batch at rates a factor 2 apart (`advice.trials`). The advice is a geometric mean of the best of them,
+    counted twice, and of the rate whose first step moves the weights by a fixed part of their length. The
+    model is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed decrease.
 
     Costs what `measure` takes for the network alone (for Adam and AdamW about ten products and a few
     gradients), and about four trials of 24 steps on half the batch.
@@ -106,7 +106,7 @@ def advise(
         del engine  # a gradient is timed: what the engine holds must not stand beside its graph
         for one in evaluations:
             one.forget()
-    tried, (start, times) = None, rate_search.start_and_times(steps, limit.best)
+    tried, (start, part) = None, rate_search.start_and_part(steps, limit.best)
     if trial_steps and 0 < limit.best < math.inf:
         build = rate_search.builder(steps, optimizer, unwrap(model))
         try:
@@ -120,8 +120,7 @@ def advise(
         facts |= cost_of(problem, evaluations, started)
     advice = _advice(steps, limit, flat, facts)
     if tried is not None:
-        is_adam = isinstance(steps.rule, AdamRule)
-        advice = results.with_trials(advice, *tried, times, with_curvature=is_adam)
+        advice = results.with_trials(advice, *tried, part)
     if not advice.converged:
         message = f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."
         if strict:

@@ -24,10 +24,10 @@ from hessinit.training.optimizer_rules import AnyOptimizer, OptimizerRule, unwra
 
 Build = Callable[[float], Optimizer]
 
-# All chosen on the development problems of benchmarks/advice.py. The trials are short and see one batch,
-# which favours high rates: the best rate of 300 steps was lower by these factors.
+# All chosen on the development problems of benchmarks/advice.py. The trials are short and see one batch; the
+# best rate of 300 steps lay between theirs and the one whose first step is this part of the weights' length.
 TRIAL_STEPS = 24
-TIMES_SGD, TIMES_MOMENTUM, TIMES_ADAM = 0.7, 0.6, 0.4
+PART_SGD, PART_MOMENTUM, PART_ADAM = 0.05, 0.003, 0.01
 # Twice the rate must lower the loss by 2 %: where rates hardly differ, the lower one is safe.
 TILT = 0.02
 # A loss this many times the first one blows up; such a rate counts as one with e² times the lowest loss.
@@ -39,8 +39,9 @@ MOST_TRIALS = 10
 def search_rate(
     model: nn.Module, loss: Loss, batches: Sequence[Batch], build: Build, *, start: float, first_loss: float,
     halves: bool, steps: int = TRIAL_STEPS, forward: Forward | None = None, seed: int = 0,
-) -> tuple[float, tuple[Trial, ...]]:  # fmt: skip
-    """The rate at which the trials would end lowest, by a parabola through three, and all trials by rate.
+) -> tuple[float, tuple[Trial, ...], float]:  # fmt: skip
+    """The rate at which the trials would end lowest, by a parabola through three, all trials by rate, and
+    the first step on a batch over the length of the weights, per unit of rate.
 
     From `start` the rate is raised or lowered by factors of 2 while that helps. Half of a batch, drawn
     anew for each step, has the gradient noise of a whole one. Several batches, and a batch that cannot be
@@ -71,16 +72,22 @@ def search_rate(
             while height(best + 1) < height(best):
                 best += 1
         else:  # among rates that destroy the network at once, the differences mean nothing
-            while len(trials) < MOST_TRIALS and not (learns(best) and height(best) < height(best - 1)):
+            # (beside them a rate may leave a dead network that ends just below the first loss).
+            while len(trials) < MOST_TRIALS and not (
+                learns(best) and height(best) < height(best - 1) and learns(best - 1)
+            ):
                 best -= 1
         middle = height(best)
         # A neighbour that was not tried, because there were too many trials, counts as an equal.
         sides = [height(best + step) if best + step in trials else middle for step in (-1, 1)]
+        with found.with_stand_ins(seed):
+            moved = _move(model, loss, batches[0], build(start), forward, seed)
     below, above = (min(side, middle + HEIGHT_BLOWN_UP) if math.isinf(side) else side for side in sides)
     bend = below - 2 * middle + above
     shift = 0.5 * (below - above) / bend if math.isfinite(bend) and bend > 0 else 0.0
     rate = start * 2.0 ** (best + min(max(shift, -0.5), 0.5))
-    return rate if math.isfinite(middle) else math.nan, tuple(trials[power] for power in sorted(trials))
+    by_rate = tuple(trials[power] for power in sorted(trials))
+    return rate if math.isfinite(middle) else math.nan, by_rate, moved / start
 
 
 def try_rate(
@@ -112,6 +119,18 @@ def try_rate(
     )  # fmt: skip
 
 
+def _move(
+    model: nn.Module, loss: Loss, batch: Batch, optimizer: Optimizer, forward: Forward | None, seed: int
+) -> float:
+    """Make the first step of an optimizer; its length over that of all weights that it may move."""
+    own = [weight for group in optimizer.param_groups for weight in group["params"]]
+    before = [weight.detach().clone() for weight in own]
+    length = math.hypot(*(float(weight.norm()) for weight in before))
+    try_rate(model, loss, iter([batch]), optimizer, 0.0, math.inf, forward, seed)
+    step = math.hypot(*(float((now.detach() - then).norm()) for now, then in zip(own, before, strict=True)))
+    return step / length if length else math.inf
+
+
 def _height(score: float, first: float) -> float:
     """The logarithm of the score; a loss that begins at or below 0 has none and is taken as it is."""
     return math.log(max(score / first, LOWEST)) if first > 0 else score / (abs(first) or 1.0)
@@ -138,11 +157,11 @@ def _can_halve(
         return False
 
 
-def start_and_times(steps: OptimizerRule, best: float) -> tuple[float, float]:
-    """Where the trials begin, near the rate that they favour as a rule, and how much of it to advise."""
+def start_and_part(steps: OptimizerRule, best: float) -> tuple[float, float]:
+    """Where the trials begin, near the rate that they favour as a rule, and the part of the first step."""
     if not isinstance(steps.rule, Descent):
-        return 2 * best, TIMES_ADAM
-    return (2 * best, TIMES_MOMENTUM) if steps.rule.momentum else (best, TIMES_SGD)
+        return 2 * best, PART_ADAM
+    return (2 * best, PART_MOMENTUM) if steps.rule.momentum else (best, PART_SGD)
 
 
 def builder(steps: OptimizerRule, optimizer: AnyOptimizer, model: nn.Module) -> Build:
