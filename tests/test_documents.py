@@ -6,7 +6,6 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -57,16 +56,17 @@ def relative_name(document: Path) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder, from which a document's own files can be imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")  # as without a terminal
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    yield tmp_path
+    users = str(tmp_path.parent)  # other tests import files of the same names
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+        if str(getattr(module, "__file__", None) or "").startswith(users):
             del sys.modules[name]
+    return tmp_path
 
 
 def has_slow_commands(document: Path) -> bool:

@@ -456,6 +456,14 @@ def test_the_first_step_over_the_weights_is_that_of_the_formula(optimizer: str) 
     assert with_trials(plain, rate, trials, math.inf, part).learning_rate == rate / 4  # weights of 0
 
 
+def test_weights_that_learn_at_no_rate_are_named_with_the_way_out() -> None:
+    torch.manual_seed(0)
+    hidden = [part for _ in range(30) for part in (nn.Linear(16, 16), nn.ReLU())]
+    model, data = nn.Sequential(*hidden, nn.Linear(16, 3)), (inputs(30, 16), torch.arange(30) % 3)
+    assert "New ones may: `hessinit initialize --lr auto`" in advise(model, LOSS, data).notes[0]
+    assert not any("learn" in note for note in advise(network(), LOSS, batch()).notes)
+
+
 def test_groups_keep_their_proportion_in_trials() -> None:
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.2}]

@@ -81,6 +81,12 @@ def explain_adaptive(norm: float, best: float, stable: float, weight_decay: floa
     return FLAT if best == math.inf else why_best, FLAT if stable == math.inf else why_stable
 
 
+NO_RATE_LEARNS = (
+    "No trial lowered the loss by 2 %: at none of these rates the weights learn. New ones may: "
+    "`hessinit initialize --lr auto`."
+)
+
+
 def explain_trials(
     trials: Sequence[Trial], rate: float, reach: float, part: float, times: float | None
 ) -> str:

@@ -200,4 +200,9 @@ def with_trials(
     warmup = advice.warmup
     if advice.lr is None:  # the trials had none
         warmup = WarmupAdvice(advised=False, steps=0, reason=say.NO_WARMUP)
-    return replace(advice, learning_rate=best, learning_rate_reason=reason, trials=trials, warmup=warmup)
+    ends = [trial.score for trial in trials if trial.survived]
+    stuck = (say.NO_RATE_LEARNS,) if advice.loss > 0 and ends and min(ends) > 0.98 * advice.loss else ()
+    return replace(
+        advice, learning_rate=best, learning_rate_reason=reason, trials=trials, warmup=warmup,
+        notes=(*stuck, *advice.notes),
+    )  # fmt: skip
