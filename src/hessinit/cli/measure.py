@@ -48,13 +48,9 @@ def measure(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what it would cost: engine, gradients and memory.")
     ] = False,
-    seed: options.Seed = None,
-    device: options.Device = None,
-    as_json: options.AsJson = False,
-    html: options.AsHtml = None,
-    save: options.Save = None,
-    picture: options.Picture = None,
-) -> None:
+    seed: options.Seed = None, device: options.Device = None, as_json: options.AsJson = False,
+    html: options.AsHtml = None, save: options.Save = None, picture: options.Picture = None,
+) -> None:  # fmt: skip
     """Measure the curvature of every layer of your network.
 
     \b
@@ -170,13 +166,9 @@ def advise(
     layers: options.Layers = None,
     curvature: options.OneCurvature = None,
     tolerance: options.Tolerance = None,
-    seed: options.Seed = None,
-    device: options.Device = None,
-    as_json: options.AsJson = False,
-    html: options.AsHtml = None,
-    save: options.Save = None,
-    picture: options.Picture = None,
-) -> None:
+    seed: options.Seed = None, device: options.Device = None, as_json: options.AsJson = False,
+    html: options.AsHtml = None, save: options.Save = None, picture: options.Picture = None,
+) -> None:  # fmt: skip
     """Say which learning rate suits your optimizer.
 
     It follows from the curvature that the optimizer sees. The first line is the learning rate; then come the
