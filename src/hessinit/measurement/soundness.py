@@ -38,8 +38,7 @@ LEAST_DECREASE = 3e-5
 ADAM_EXCESS = 1000.0
 # Of a trial on the batch: where the loss is in its last quarter that much above the first one, it diverges.
 TRIAL_STEPS, MOST_TIMES_FIRST_LOSS = 32, 1.2
-# Where it is that much below the first one and that of a constant output, the network learns; where it rose
-# and ends as near to that of a constant output, the steps have ruined the weights.
+# Where it is that much below the first one and that of a constant output, the network learns.
 LEARNED = 0.9
 # Inputs beyond this root mean square are named as a cause.
 LARGE_INPUTS = 30.0
@@ -84,8 +83,7 @@ def judge_training(
 ) -> CurvatureReport:  # fmt: skip
     """The report with its findings as they hold for an optimizer, and those on its learning rate.
 
-    `stable` is its stability limit; `trial` are the losses of `TRIAL_STEPS` steps, if some were made, and
-    `constant` that of the best constant output.
+    `stable` is the stability limit; `trial` and `constant` are what `make_trial` finds.
     """
     least, level = 1.0 if isinstance(rule, Descent) else ADAM_EXCESS, min(report.zero_loss or 0.0, constant)
     losses = [one if math.isfinite(one) else math.inf for one in trial]
@@ -191,11 +189,11 @@ def _judge_gradients(
             f"steps: {why}.",
             way_out=f"{REDRAW} also sets the biases to 0.",
         ))  # fmt: skip
-    pairs = {name: (evaluation.leaves[name].detach(), one) for name, one in gradients.items()}
-    alike, kind = [name for name, pair in pairs.items() if _rows_alike(*pair)], "units"
+    leaves, kind = evaluation.leaves, "units"
+    alike = [name for name, one in gradients.items() if _rows_alike(leaves[name], one)]
     if not alike:  # those of an embedding and of gates show in the columns of the layer that reads them
-        flat = {name: pairs[name] for name in list(known)[1:] if pairs[name][0].ndim == 2}
-        alike, kind = [name for name, (own, one) in flat.items() if _rows_alike(own.T, one.T)], "columns"
+        flat, kind = [name for name in list(known)[1:] if leaves[name].ndim == 2], "columns"
+        alike = [name for name in flat if _rows_alike(leaves[name].T, gradients[name].T)]
     if some := [names[name] for name in alike]:
         found.append(Finding(
             kind="identical units", layers=tuple(some),
@@ -224,7 +222,7 @@ def _without_gradient(evaluation: Evaluation, gradients: Mapping[str, Tensor]) -
 def _rows_alike(weight: Tensor, gradient: Tensor) -> bool:
     if len(weight) < 2 or not bool(gradient.any()):
         return False
-    both = [_scaled(one) for one in (weight, gradient)]
+    both = [_scaled(one) for one in (weight.detach(), gradient)]
     return all(float((one - one[:1]).norm()) <= 1e-6 * float(one.norm()) for one in both)
 
 

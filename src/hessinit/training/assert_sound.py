@@ -91,10 +91,7 @@ def make_trial(
     model: nn.Module, loss: Loss, batch: Any, optimizer: rules.AnyOptimizer, rule: rules.OptimizerRule,
     forward: Forward | None,
 ) -> tuple[Sequence[float], float]:  # fmt: skip
-    """The losses of some training steps on the batch, and that of the best constant output.
-
-    () and inf where there is none; everything is put back.
-    """
+    """The losses of some steps, and that of the best constant output; () and inf where there are none."""
     losses, constant = tuple[float, ...](), math.inf
     if rule.lr is None:
         return losses, constant
