@@ -14,7 +14,8 @@ first, thresholds chosen on every other one of the first 26 problems gave 13 % f
 found 77 % of the failures; what Adam tolerates and the trial steps were added. In the second, 16 further
 problems had 9 % and 91 %; trial steps that learn overruled the limit. In the third, 15 further ones had 5.8 %
 and 82 %; trial steps that learn now overrule identical units too, they learn where the loss falls below that
-of a constant output, and a rise back to that loss counts as a rate that is too high.
+of a constant output, and a rise back to that loss counts as a rate that is too high. In the fourth, the 19
+problems of HELD_OUT had 4.7 % and 86 %.
 
 The data are the embedded digits and, for the language models, this repository's documentation.
 """
