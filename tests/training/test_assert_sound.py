@@ -23,6 +23,8 @@ from hessinit import (
     initialize_,
     measure,
 )
+from hessinit.measurement.soundness import judge_training
+from hessinit.results.advice import Descent
 
 SQUARES = nn.MSELoss()
 
@@ -164,16 +166,17 @@ BROKEN: dict[str, tuple[type[nn.Module], Callable[[nn.Sequential], object], str]
 def test_every_way_out_leads_out(case: str) -> None:
     """The start fails by its own finding, and passes when the advice is followed."""
     activation, break_, words = BROKEN[case]
+    lr = 0.001 if case == "identical" else 0.01  # at 0.01 the trial steps learn all the same
     model, loss, batch = deep(activation), nn.CrossEntropyLoss(), blobs()
     break_(model)
-    failure = said(model, loss, batch, lr=0.01)
+    failure = said(model, loss, batch, lr=lr)
     assert words in failure
     assert 'hessinit.apply_scheme_(model, "lsuv", sample=inputs)' in failure
     apply_scheme_(model, "lsuv", sample=batch[0], generator=torch.Generator().manual_seed(0))
-    assert assert_sound(model, loss, batch, lr=0.01).findings == ()
+    assert assert_sound(model, loss, batch, lr=lr).findings == ()
     # ... and so does a start from initialize_: its user is not sent back to it.
-    initialize_(model, loss, batch, lr=0.01)
-    assert assert_sound(model, loss, batch, lr=0.01)
+    initialize_(model, loss, batch, lr=lr)
+    assert assert_sound(model, loss, batch, lr=lr)
 
 
 def test_large_inputs_are_named_as_the_cause() -> None:
@@ -250,6 +253,56 @@ def test_bad_input_is_refused_before_anything_is_measured(options: dict[str, Any
     model, loss, (inputs, targets) = quadratic()
     with pytest.raises(ProblemError, match="the inputs hold 4 NaN or inf"):  # an error, not a failure
         assert_sound(model, loss, (inputs * torch.nan, targets))
+
+
+def test_identical_units_are_a_note_where_trial_steps_learn() -> None:
+    """One unit suffices for the targets: the loss falls below that of a constant output."""
+    model, _, (inputs, _) = classifier(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1))
+    loss, batch = nn.MSELoss(), (inputs, inputs.sum(1, keepdim=True).tanh())
+    for one in model.parameters():
+        nn.init.constant_(one, 0.01)
+    words = "The units of Layer 0 have the same weights and gradients: they stay identical."
+    assert said(model, loss, batch).startswith(words)
+    assert said(model, loss, batch, optimizer="adam", lr=1e-4).startswith(words)  # the steps learn nothing
+    report = assert_sound(model, loss, batch, optimizer="adam", lr=0.1)
+    assert report.findings == ()
+    (note,) = [one for one in report.notes if words in one]
+    assert note.endswith("Trial steps on this batch learn all the same.")
+
+
+def test_the_identical_columns_of_an_embedding_are_found() -> None:
+    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8, bias=False))
+    for one in model.parameters():
+        nn.init.constant_(one, 0.25)
+    batch = (torch.arange(32) % 8, torch.arange(32) % 3)
+    assert "have the same weights and gradients" in said(model, nn.CrossEntropyLoss(), batch)
+    apply_scheme_(model, "lsuv", sample=batch[0])
+    assert assert_sound(model, nn.CrossEntropyLoss(), batch)
+
+
+def test_a_loss_that_rises_and_ends_as_that_of_a_constant_output_is_a_rate_too_high() -> None:
+    model, loss, batch = classifier(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    report = measure(model, loss, batch)
+
+    def found(*ending: float) -> list[str]:
+        trial = [report.loss, 9.0, *[3.0] * 20, *ending]
+        judged = judge_training(report, Descent(), 0.1, trial=trial, constant=1.09)
+        return [one.message for one in judged.findings or ()]
+
+    start = f"In 32 trial steps on this batch at lr=0.1 the loss rose from {report.loss:.3g} to 9"
+    assert found(*[1.1] * 10) == [f"{start}, and ended at that of a constant output."]
+    assert found(*[2.0] * 10) == [f"{start}."]
+    assert found(*[0.7] * 10) == []
+
+
+def test_steps_that_learn_a_constant_output_overrule_nothing() -> None:
+    model, loss, batch = deep(nn.ReLU), nn.CrossEntropyLoss(), blobs()
+    report = measure(model, loss, batch)
+    assert [one.kind for one in report.findings] == ["signal lost"]
+    learned = [report.loss, *[0.8 * report.loss] * 31]
+    for constant, kinds in ((0.82 * report.loss, ["signal lost"]), (report.loss, [])):
+        judged = judge_training(report, Descent(), 0.1, 0.1, trial=learned, constant=constant)
+        assert [one.kind for one in judged.findings if one.kind != "gradient too small"] == kinds
 
 
 def classifier(*layers: nn.Module) -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Tensor]]:

@@ -98,15 +98,14 @@ def measure(
             ))  # fmt: skip
         judged = lr if advice is None else advice.lr
         if not dry_run and report.network_measured and report.findings is not None:
-            from hessinit.measurement.soundness import judge_training
+            from hessinit.measurement.soundness import MOST_TIMES_STABLE, judge_training
             from hessinit.training.assert_sound import make_trial
             from hessinit.training.optimizer_rules import build_optimizer_rule
 
             rule = build_optimizer_rule(used, loaded.model, lr=judged)
             stable, trained = (report if advice is None else advice).stable_learning_rate, loaded.batch
             trial = make_trial(loaded.model, loaded.loss, trained, used, rule, given.get("forward"))
-            found = judge_training(report, rule.rule, judged, stable, trial=trial)
-            report = replace(report, findings=found)
+            report = judge_training(report, rule.rule, judged, stable, MOST_TIMES_STABLE, *trial)
     output.write(report, after=None if judged is None else judge_rate(report, judged, problem, advice))
     if not dry_run and not report.converged:
         missed = f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}."

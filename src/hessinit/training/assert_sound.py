@@ -23,9 +23,10 @@ from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import unwrap
 from hessinit.results.advice import Descent
 from hessinit.results.curvature_report import CurvatureReport, Estimate
+from hessinit.training import loop, rate_search
 from hessinit.training import optimizer_rules as rules
-from hessinit.training import rate_search
 from hessinit.training.advise import advise
+from hessinit.training.data import copy_to, device_of
 
 WIDTH = 100
 
@@ -72,16 +73,16 @@ def assert_sound(
             report = measure(model, loss, batch, **options)
         except WeightsError as refusal:
             raise AssertionError(f"not sound:\n{refusal} {REDRAW}.") from None
-        found, norm = judge_training(report, rule.rule), None
+        judged, norm = judge_training(report, rule.rule), None
         if rule.lr is not None:
             stable, norm = _find_limit(rule, report, optimizer, model, loss, batch, options)
             trial = make_trial(model, loss, batch, optimizer, rule, options.get("forward"))
-            found = judge_training(report, rule.rule, rule.lr, stable, times_stable, trial)
-    failures = [*map(str, found), *_name_unconverged(report, norm)]
+            judged = judge_training(report, rule.rule, rule.lr, stable, times_stable, *trial)
+    failures = [*map(str, judged.findings or ()), *_name_unconverged(report, norm)]
     if failures:
-        table = to_text(replace(report, findings=found or None), WIDTH)
+        table = to_text(replace(judged, findings=judged.findings or None), WIDTH)
         raise AssertionError("\n".join(["not sound:", *failures, "", table]))
-    return replace(report, findings=found)
+    return judged
 
 
 @torch.inference_mode(False)
@@ -89,16 +90,21 @@ def assert_sound(
 def make_trial(
     model: nn.Module, loss: Loss, batch: Any, optimizer: rules.AnyOptimizer, rule: rules.OptimizerRule,
     forward: Forward | None,
-) -> Sequence[float]:  # fmt: skip
-    """The losses of some training steps on the batch, () where none can be made; everything is put back."""
+) -> tuple[Sequence[float], float]:  # fmt: skip
+    """The losses of some steps, and that of the best constant output; () and inf where there are none."""
+    losses, constant = tuple[float, ...](), math.inf
     if rule.lr is None:
-        return ()
+        return losses, constant
     batches = itertools.islice(itertools.cycle([one for _, one in read_batches(batch)]), TRIAL_STEPS)
     untouched = untouched_model(model, loss, forward)
     with contextlib.suppress(RuntimeError), untouched as state, state.with_stand_ins(seed=0):
         made = rate_search.builder(rule, optimizer, unwrap(model))(rule.lr)
-        return rate_search.try_rate(model, loss, batches, made, rule.lr, math.inf, forward, 0).losses
-    return ()
+        losses = rate_search.try_rate(model, loss, batches, made, rule.lr, math.inf, forward, 0).losses
+        with contextlib.suppress(Exception):  # a loss may need the model, or more than one tensor
+            inputs, targets = copy_to(read_batches(batch)[0][1], device_of(model))
+            output = model(inputs) if forward is None else forward(model, inputs)
+            constant = loop.constant_loss(loss, output.detach(), [(inputs, targets)])
+    return losses, constant if math.isfinite(constant) else math.inf
 
 
 def _find_limit(
