@@ -30,12 +30,19 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def default_device() -> torch.device:
+    try:
+        return torch.get_default_device()
+    except AttributeError:  # in torch 2.6 after set_default_device(None)
+        return torch.device("cpu")
+
+
 def read_global_torch_state() -> dict[str, object]:
     """The process-wide switches of torch that a test, or the code it calls, might leave turned."""
     cuda = torch.backends.cuda
     return {
         "default dtype": torch.get_default_dtype(),
-        "default device": torch.get_default_device(),
+        "default device": default_device(),
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "anomaly detection": torch.is_anomaly_enabled(),

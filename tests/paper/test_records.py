@@ -17,6 +17,10 @@ DOCUMENT = ROOT / "docs" / "reproducing.md"
 SHOWN = ("table-1-mnist", "table-2-mnist", "table-3-cifar-10", "table-4-mnist", "table-5-cifar-10")
 
 
+def rounded(findings: object) -> str:
+    return re.sub(r"\d+\.\d+(e[-+]?\d+)?", lambda found: f"{float(found[0]):.9g}", repr(findings))
+
+
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_its_findings_follow_from_its_results(path: Path) -> None:
     record = Reproduction.load(path)
@@ -25,7 +29,8 @@ def test_its_findings_follow_from_its_results(path: Path) -> None:
     assert record.name == path.stem == setting.name
     assert record.configuration == experiment.configure(setting)
     assert {job.key for job in experiment.plan(setting)} == set(record.results)
-    assert experiment.conclude(setting, record.results) == record.findings
+    # Python 3.10 computes standard deviations with another last digit.
+    assert rounded(experiment.conclude(setting, record.results)) == rounded(record.findings)
     assert record.about_variant == experiment.variants[record.variant].about
     assert (record.title, len(record.seeds)) == (experiment.title, experiment.seeds)
     assert path.stat().st_size < 400_000

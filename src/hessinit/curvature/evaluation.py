@@ -232,7 +232,8 @@ class Evaluation:
         some = self.batch.sample()
         numbers = sum(one.numel() for one in tensors_in(self.batch.inputs)) // self.batch.size
         some = some[:2] if numbers > 2**16 else some  # an image of 224², with all that its layers make of it
-        return some[:1] if self.output[:1].numel() > _LARGE_OUTPUT // 8 else some
+        each = self.output[:1].numel() if self.output.ndim else 1
+        return some[:1] if each > _LARGE_OUTPUT // 8 else some
 
     def loss_of_some(self) -> OutputLoss:
         """The loss of the outputs of some examples, or of all where it does not take fewer."""
