@@ -33,21 +33,19 @@ def measure(
         Literal["gauss-newton", "hessian", "both"] | None,
         typer.Option(help="Which second derivative.  [default: gauss-newton]"),
     ] = None,
-    layers: options.Layers = None,
-    tolerance: options.Tolerance = None,
-    precision: Annotated[
-        Literal["auto", "full", "tf32", "bf16"] | None,
-        typer.Option(help="On a GPU: auto is tf32 where its rounding is below the tolerance, else full."),
-    ] = None,
-    jacobians: Annotated[
-        bool, typer.Option("--jacobians", help="Also the Jacobian norms around each layer, and bounds.")
-    ] = False,
-    diagnostics: Annotated[
-        bool, typer.Option("--diagnostics", help="Also activations, gradients, dead and saturated units.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what it would cost: engine, gradients and memory.")
-    ] = False,
+    layers: options.Layers = None, tolerance: options.Tolerance = None,
+    precision: Annotated[Literal["auto", "full", "tf32", "bf16"] | None, typer.Option(
+        help="On a GPU: auto is tf32 where its rounding is below the tolerance, else full."
+    )] = None,
+    jacobians: Annotated[bool, typer.Option(
+        "--jacobians", help="Also the Jacobian norms around each layer, and bounds."
+    )] = False,
+    diagnostics: Annotated[bool, typer.Option(
+        "--diagnostics", help="Also activations, gradients, dead and saturated units."
+    )] = False,
+    dry_run: Annotated[bool, typer.Option(
+        "--dry-run", help="Only say what it would cost: engine, gradients and memory."
+    )] = False,
     seed: options.Seed = None, device: options.Device = None, as_json: options.AsJson = False,
     html: options.AsHtml = None, save: options.Save = None, picture: options.Picture = None,
 ) -> None:  # fmt: skip
@@ -159,11 +157,9 @@ def advise(
     optimizer: options.Optimizer = None,
     lr: Annotated[float | None, options.rate("Also say whether this learning rate is stable.")] = None,
     batch_size: Annotated[
-        int | None,
-        options.whole("Measure on one mini-batch of your training.  [default: all data]"),
+        int | None, options.whole("Measure on one mini-batch of your training.  [default: all data]")
     ] = None,
-    layers: options.Layers = None,
-    curvature: options.OneCurvature = None,
+    layers: options.Layers = None, curvature: options.OneCurvature = None,
     tolerance: options.Tolerance = None,
     seed: options.Seed = None, device: options.Device = None, as_json: options.AsJson = False,
     html: options.AsHtml = None, save: options.Save = None, picture: options.Picture = None,
@@ -208,62 +204,48 @@ def _read_rate(text: str | None) -> str | None:
 
 def initialize(
     problem: options.TrainedProblem,
-    lr: Annotated[
-        str | None,
-        typer.Option(
-            callback=_read_rate,
-            metavar="X|auto",
-            help="The learning rate that the weights shall suit; auto finds one.",
-        ),
-    ] = None,
+    lr: Annotated[str | None, typer.Option(
+        callback=_read_rate, metavar="X|auto",
+        help="The learning rate that the weights shall suit; auto finds one.",
+    )] = None,
     target: Annotated[
         float | None, options.number("The ‖H‖ to aim at, in place of --lr.  [default: 1]")
     ] = None,
-    rule: Annotated[
-        Literal["network", "layers"] | None,
-        typer.Option(help="The target is for the whole network, or for every layer.  [default: network]"),
-    ] = None,
-    scheme: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The initialization before scaling: a scheme such as he or lsuv, keep for the weights as "
-            "they come, or auto.  [default: auto]",
-        ),
-    ] = None,
-    scaling: Annotated[
-        Literal["auto", "all", "last", "small-output"] | None,
-        typer.Option(help="Which weights are scaled to meet the target.  [default: auto]"),
-    ] = None,
+    rule: Annotated[Literal["network", "layers"] | None, typer.Option(
+        help="The target is for the whole network, or for every layer.  [default: network]"
+    )] = None,
+    scheme: Annotated[str | None, typer.Option(
+        metavar="NAME",
+        help="The initialization before scaling: a scheme such as he or lsuv, keep for the weights as "
+        "they come, or auto.  [default: auto]",
+    )] = None,
+    scaling: Annotated[Literal["auto", "all", "last", "small-output"] | None, typer.Option(
+        help="Which weights are scaled to meet the target.  [default: auto]"
+    )] = None,
     optimizer: options.Optimizer = None,
     momentum: Annotated[float | None, options.number("Of momentum and nesterov.  [default: 0.9]")] = None,
-    no_race: Annotated[
-        bool,
-        typer.Option("--no-race", help="Race no candidates: only fit the curvature to --lr, on all data."),
-    ] = False,
+    no_race: Annotated[bool, typer.Option(
+        "--no-race", help="Race no candidates: only fit the curvature to --lr, on all data."
+    )] = False,
     trial_steps: Annotated[
         int | None, options.whole("Steps of each candidate, four times as many for auto.  [default: 48]", 3)
     ] = None,
     batch_size: options.BatchSize = None,
-    report: Annotated[
-        bool, typer.Option("--report", help="Measure every layer before and after, whatever it costs.")
-    ] = False,
-    layers: options.Layers = None,
-    curvature: options.OneCurvature = None,
+    report: Annotated[bool, typer.Option(
+        "--report", help="Measure every layer before and after, whatever it costs."
+    )] = False,
+    layers: options.Layers = None, curvature: options.OneCurvature = None,
     tolerance: Annotated[
         float | None, options.number("Relative accuracy of the target.  [default: 0.05]")
     ] = None,
-    seed: options.Seed = None,
-    device: options.Device = None,
+    seed: options.Seed = None, device: options.Device = None,
     weights: Annotated[Path | None, options.path("Write the new weights: a .safetensors file.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be written; it needs no --weights.")
-    ] = False,
-    as_json: options.AsJson = False,
-    html: options.AsHtml = None,
-    save: options.Save = None,
+    dry_run: Annotated[bool, typer.Option(
+        "--dry-run", help="Only show what would be written; it needs no --weights."
+    )] = False,
+    as_json: options.AsJson = False, html: options.AsHtml = None, save: options.Save = None,
     picture: options.Picture = None,
-) -> None:
+) -> None:  # fmt: skip
     """Find weights whose curvature fits your learning rate.
 
     With --lr, several candidates are trained for some steps on mini-batches of your data (a race): weights

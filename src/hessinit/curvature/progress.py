@@ -151,10 +151,6 @@ def timed_gradient(problem: Problem, weights: Sequence[float] = ()) -> TimedGrad
     return TimedGradient(min(times), outputs[0], total)
 
 
-def time_gradient(problem: Problem) -> float:
-    return timed_gradient(problem).seconds
-
-
 def in_gradients(seconds: float | None, gradient: float | None) -> float | None:
     """The cost in gradients; None where one of both is not known."""
     return seconds / gradient if seconds is not None and gradient else None
@@ -167,7 +163,7 @@ def cost_of(
     seconds = _now(problem) - started
     for one in evaluations:
         one.forget()
-    gradient = time_gradient(problem) if gradient is None else gradient
+    gradient = timed_gradient(problem).seconds if gradient is None else gradient
     return {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
 
 

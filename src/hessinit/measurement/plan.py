@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hessinit.curvature import engines, gram
 from hessinit.curvature.evaluation import Evaluation, unused_leaves
-from hessinit.curvature.progress import expected_products, time_gradient
+from hessinit.curvature.progress import expected_products, timed_gradient
 from hessinit.measurement.measure import versions_of
 from hessinit.problem.batches import tensors_in
 from hessinit.problem.determinism import graph_nodes
@@ -44,7 +44,7 @@ def plan_measurement(
     network: bool,
 ) -> MeasurementPlan:  # fmt: skip
     problem, products = evaluations[0].problem, expected_products(settings.tolerance, settings.max_iterations)
-    shares, gradient = _shares_behind(evaluations), time_gradient(problem)
+    shares, gradient = _shares_behind(evaluations), timed_gradient(problem).seconds
     sizes = {name: leaf.numel() for name, leaf in problem.leaves.items()}
     exact, columns, others, why = curvature != "gauss-newton", 0, list(sizes), engines.HessianEngine.reason
     work = lanczos_gradients([*shares.values(), *[1.0] * network], products, exact=True) if exact else 0.0

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.curvature.progress import in_gradients, time_gradient
+from hessinit.curvature.progress import in_gradients, timed_gradient
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, defaults, fit, scales, weights
 from hessinit.init.defaults import NOT_SCALED, Config
@@ -204,7 +204,7 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
     with contextlib.suppress(ProblemError):
         problem = factory.problem()
         with problem.settings():
-            gradient = time_gradient(problem)
+            gradient = timed_gradient(problem).seconds
 
     def priced(report: CurvatureReport | None) -> CurvatureReport | None:
         return report and replace(report, gradients=in_gradients(report.seconds, gradient))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hessinit.curvature.engines import LanczosSettings, build_engine
 from hessinit.curvature.evaluation import evaluate
-from hessinit.curvature.progress import in_gradients, time_gradient
+from hessinit.curvature.progress import in_gradients, timed_gradient
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number
 from hessinit.measurement import measure
 from hessinit.present.track_record import warn_of_limit
@@ -356,7 +356,7 @@ class _Subject:
             uncounted = measure.note_uncounted(problem, steps.moved) if steps.name else ()
             for one in evaluations:
                 one.forget()
-            self.gradient_seconds = time_gradient(problem)
+            self.gradient_seconds = timed_gradient(problem).seconds
             return {
                 "optimizer": steps.name, "examples": problem.examples,
                 "notes": (*notes, *steps.notes, *uncounted), "versions": measure.versions_of(problem),
