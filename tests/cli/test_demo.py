@@ -23,7 +23,7 @@ def _shortened(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_demo_compares_four_starts_over_the_learning_rates(run, folder, monkeypatch):
     monkeypatch.setattr(demo, "SEEDS", 1)
-    monkeypatch.setattr(demo, "RATES", (0.003, 0.1, 0.3))
+    monkeypatch.setattr(demo, "RATES", (0.003, 0.1))
     result = run("demo", columns=80)
     assert result.exit_code == 0, result.output
     assert result.stderr == "Wrote demo-output/demo.html.\nWrote demo-output/curves.png.\n"

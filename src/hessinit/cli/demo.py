@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import OrderedDict
 from dataclasses import replace
@@ -138,6 +139,7 @@ def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
         hessinit.compare(
             partial(build_network, has_norms), loss, data, schemes=STARTS, learning_rates=RATES,
             seeds=range(seed, seed + SEEDS), steps=STEPS, measure_curvature=False,
+            progress=sys.stderr.isatty(),  # what it tells is no option here
         )
         for has_norms in (False, True)
     )  # fmt: skip
