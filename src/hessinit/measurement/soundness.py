@@ -210,7 +210,9 @@ def _without_gradient(evaluation: Evaluation, gradients: Mapping[str, Tensor]) -
 
 
 def _rows_alike(weight: Tensor, gradient: Tensor) -> bool:
-    if len(weight) < 2 or not bool(gradient.any()):
+    if len(weight) < 2 or bool((weight[0] - weight[1]).norm() > 1e-3 * weight[:2].norm()):
+        return False  # as nearly always: two rows tell
+    if not bool(gradient.any()):
         return False
     both = [_scaled(one) for one in (weight.detach(), gradient)]
     return all(float((one - one[:1]).norm()) <= 1e-6 * float(one.norm()) for one in both)
