@@ -39,7 +39,7 @@ PROGRAMS = {
 NOT_RUN = ("pip", "git", "make", "cd")
 PATIENCE = 600  # seconds
 STATED_SECONDS = re.compile(r"#.*?\b([\d.]+) s$")
-SLOW = 3.5  # seconds
+SLOW = 6.0  # seconds
 # Torch 2.13 with gloo prints this once in ten times when ranks end, also without hessinit.
 ABORTS_AT_EXIT = "terminate called without an active exception"
 
