@@ -75,7 +75,7 @@ def demo(
     """Train on real digits from four starts at six learning rates.
 
     A deep network is measured and initialized for one rate. Then it is trained from PyTorch's own weights,
-    He's, LSUV's and hessinit's, without and with normalization layers. Takes less than a minute.
+    He's, LSUV's and hessinit's, without and with normalization layers. Takes about a minute.
 
     \b
     Examples:
