@@ -149,7 +149,7 @@ def test_a_model_with_another_loss_is_refused_with_both_numbers(name: str, own: 
     assert [float(number) for number in said] == pytest.approx(both, rel=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.(is_)?gradient_checkpointing(_enable)?. is deprecated:FutureWarning")
 def test_gradient_checkpoints_are_switched_for_the_call_alone() -> None:
     model, batch = model_and_batch("Llama")
     norms = []

@@ -18,7 +18,7 @@ SHOWN = ("table-1-mnist", "table-2-mnist", "table-3-cifar-10", "table-4-mnist", 
 
 
 def rounded(findings: object) -> str:
-    return re.sub(r"\d+\.\d+(e[-+]?\d+)?", lambda found: f"{float(found[0]):.9g}", repr(findings))
+    return re.sub(r"\d+\.\d+(e[-+]?\d+)?", lambda found: f"{float(found[0]):.6g}", repr(findings))
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
