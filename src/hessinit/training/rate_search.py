@@ -71,8 +71,8 @@ def search_rate(
         if learns(0) and height(1) < height(0):
             while height(best + 1) < height(best):
                 best += 1
-        else:  # among rates that destroy the network at once, the differences mean nothing
-            # (beside them a rate may leave a dead network that ends just below the first loss).
+        else:  # Among rates that destroy the network at once, the differences mean nothing. Near them a
+            # dead network may end just below the first loss: half of the rate must learn, too.
             while len(trials) < MOST_TRIALS and not (
                 learns(best) and height(best) < height(best - 1) and learns(best - 1)
             ):
