@@ -96,14 +96,16 @@ def measure(
             ))  # fmt: skip
         judged = lr if advice is None else advice.lr
         if not dry_run and report.network_measured and report.findings is not None:
-            from hessinit.measurement.soundness import MOST_TIMES_STABLE, judge_training
-            from hessinit.training.assert_sound import make_trial
+            from hessinit.training import assert_sound as sound
             from hessinit.training.optimizer_rules import build_optimizer_rule
 
             rule = build_optimizer_rule(used, loaded.model, lr=judged)
-            stable, trained = (report if advice is None else advice).stable_learning_rate, loaded.batch
-            trial = make_trial(loaded.model, loaded.loss, trained, used, rule, given.get("forward"))
-            report = judge_training(report, rule.rule, judged, stable, MOST_TIMES_STABLE, *trial)
+            report = sound.without_what_adam_tolerates(report, rule.rule)
+            if rule.lr is not None:
+                stable = (report if advice is None else advice).stable_learning_rate
+                forward = given.get("forward")
+                trial = sound.try_rate(loaded.model, loaded.loss, loaded.batch, used, rule, forward)
+                report = sound.judge_rate(report, rule, stable, *trial)
     output.write(report, after=None if judged is None else judge_rate(report, judged, problem, advice))
     if not dry_run and not report.converged:
         missed = f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}."

@@ -85,7 +85,7 @@ def fit_(
         layer = layer_name(parametrized_name(name))
         factors |= {layer: factors[layer] * factor} if layer in factors else {}
     changes = (sizes, _root_mean_squares(targets)), (old_loss, model.output().loss)
-    if worse := _reason_to_restore(old, after, found, asked, *changes):
+    if worse := _reason_to_restore(old, after, found, asked, *changes, model.loss_unit()):
         restore()
         after, factors = old, dict.fromkeys(factors, 1.0)
         reasons = found.reason, f"{worse}, so the old weights were put back"
@@ -177,7 +177,7 @@ def _solve_network(
         goal = Goal(None, rate if math.isfinite(rate) else None)
         return Solution(goal, NOT_SCALED, met=f"no curvature was fitted, {kept}")
     # lr="auto" needs a norm in any case; else saturated weights are just too sharp.
-    needed = config.lr == "auto" or search.LossCap(config.max_sharpening).admits(output)
+    needed = config.lr == "auto" or search.LossCap(config.max_sharpening, model.loss_unit()).admits(output)
     norm = model.network_norm() if needed else math.inf
     first = (Measurement(t=0.0, norm=norm, loss=output.loss),)
 
@@ -200,7 +200,7 @@ def _solve_network(
     lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED) if limited else -math.inf
     outcome = search.solve_network(model, path, goal.target, config, lowest)
     rows = (*first, *outcome.measurements)
-    loud = model.output().loss > defaults.LOUD * output.zero_loss
+    loud = model.output().loss > output.zero_loss + (defaults.LOUD - 1) * model.loss_unit()
     if config.scaling == "auto" and path.name == "last" and (outcome.reason or loud):
         reached, far = dict(model.scales), _distance(model.network_norm(), goal.target)
         model.scale_({})
@@ -281,7 +281,7 @@ def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
 
 def _reason_to_restore(
     old: CurvatureReport | None, after: CurvatureReport | None, found: Solution, config: Config,
-    sizes: tuple[dict[str, float], dict[str, float]], losses: tuple[float, float],
+    sizes: tuple[dict[str, float], dict[str, float]], losses: tuple[float, float], unit: float,
 ) -> str:  # fmt: skip
     """Why the new weights must not stay: farther from the target than the old ones, or not trainable."""
     before, now = sizes
@@ -291,7 +291,8 @@ def _reason_to_restore(
     if now[largest] > max(defaults.ABSURD_SIZE, defaults.ABSURD_GROWTH * before[largest]):
         return f"{largest} would have a standard deviation of {now[largest]:.2g}"
     # A larger max_sharpening asks for a larger loss.
-    if not losses[1] <= max(defaults.ABSURD_GROWTH, config.max_sharpening) * max(abs(losses[0]), 1.0):
+    most = max(defaults.ABSURD_GROWTH, config.max_sharpening) * unit
+    if not losses[1] <= losses[0] + most:
         return f"the loss would be {losses[1]:.3g}, and was {losses[0]:.3g}"
     target = found.goal.target
     is_far = found.reason and not found.symmetries and found.scaling != NOT_SCALED

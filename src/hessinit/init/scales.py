@@ -27,6 +27,7 @@ from hessinit.errors import WeightsError
 from hessinit.init import defaults
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target
+from hessinit.measurement.loss_range import LossRange, find_loss_range
 from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on
 from hessinit.problem.batches import Batch
 from hessinit.problem.problem import Loss, Problem, ProblemOptions
@@ -76,6 +77,15 @@ class ProblemFactory:
         for one in self.model.parameters():
             found.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return found.digest()
+
+    @functools.cached_property
+    def loss_range(self) -> LossRange:
+        """What the loss can be; it does not depend on the weights."""
+        problem = self.problem()
+        with problem.settings(), torch.enable_grad():
+            output = problem.output(problem.batches[0])
+            like = [batch for batch in problem.batches if batch.size == problem.batches[0].size]
+            return find_loss_range(problem.loss_of, output, like)
 
     @property
     def sample(self) -> Any:
@@ -140,6 +150,11 @@ class ScaledModel:
                     found.append(name)
                 restore()
         return found
+
+    def loss_unit(self) -> float:
+        """How far the loss of a zero output is above the lowest one; inf where that is not known."""
+        unit = self.output().zero_loss - self.factory.loss_range.free
+        return unit if unit > 0 else math.inf
 
     @_once_per_scale
     def output(self) -> OutputStatistics:

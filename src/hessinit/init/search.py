@@ -311,14 +311,18 @@ class Outcome:
 
 @dataclass
 class LossCap:
-    """At most `factor` times the loss of a zero output, or the smallest loss met where that is less."""
+    """So many times as far above the lowest loss as a zero output, or the smallest loss met if that is less.
+
+    `unit` is that of `ScaledModel.loss_unit`; without a lowest loss there is no cap.
+    """
 
     factor: float
+    unit: float
     _least: float = math.inf
 
     @property
     def value(self) -> float:
-        return self._least + (self.factor - 1) * abs(self._least) if self._least else math.inf
+        return self._least + (self.factor - 1) * self.unit
 
     def admits(self, output: OutputStatistics) -> bool:
         met = [output.loss, output.zero_loss] if output.is_finite else [output.zero_loss]
@@ -331,7 +335,7 @@ def solve_network(
 ) -> Outcome:
     """Follow a path of scales, not below the number `lowest`, until the network's norm meets the target."""
     rows: list[Measurement] = []
-    cap = LossCap(config.max_sharpening)
+    cap = LossCap(config.max_sharpening, model.loss_unit())
 
     def output(t: float) -> OutputStatistics:
         model.scale_(path.logs(t))
@@ -361,7 +365,9 @@ def solve_network(
 def solve_layers(model: ScaledModel, names: Sequence[str], target: float, config: Config) -> Outcome:
     """Scale each weight so that every layer's norm meets the target."""
     rows: list[Measurement] = []
-    cap = LossCap(1.5 * config.max_sharpening)  # every scale on its own, half as much again as one gain
+    cap = LossCap(
+        1.5 * config.max_sharpening, model.loss_unit()
+    )  # every scale on its own, half as much again as one gain
 
     def output(logs: Vector) -> OutputStatistics:
         model.scale_(dict(zip(names, logs.tolist(), strict=True)))

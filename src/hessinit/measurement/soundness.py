@@ -8,39 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
-from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import TimedGradient
 from hessinit.measurement.diagnostics import diagnose
 from hessinit.present import words
 from hessinit.problem.batches import tensors_in
 from hessinit.problem.determinism import find_bad_buffer
 from hessinit.problem.problem import Problem
-from hessinit.results.advice import FLAT_INITIALIZATION, Descent
-from hessinit.results.curvature_report import CurvatureReport, Diagnostics, Finding, LayerCurvature
+from hessinit.results.curvature_report import Diagnostics, Finding, LayerCurvature
 
-# Rates up to that many times the stability limit often train: the curvature falls in the first steps.
-MOST_TIMES_STABLE = 8.0
 # The initial loss over that of a zero output.
 MOST_TIMES_ZERO_LOSS = 12.0
 # The part of a layer's activations, in root mean square, that differs between examples.
 LEAST_SIGNAL = 0.02
 # The largest standard deviation of activations over the smallest.
 MOST_UNEVEN = 110.0
-# The decrease of the loss along the gradient in one step of gradient descent, as a part of the loss.
-LEAST_DECREASE = 3e-5
-# Adam's steps do not shrink with the gradient: signals that are lost or uneven must be so by that much more.
-ADAM_EXCESS = 1000.0
-# Of a trial on the batch: where the loss is in its last quarter that much above the first one, it diverges.
-TRIAL_STEPS, MOST_TIMES_FIRST_LOSS = 32, 1.2
-# Where it is that much below the first one and that of a constant output, the network learns.
-LEARNED = 0.9
 # Inputs beyond this root mean square are named as a cause.
 LARGE_INPUTS = 30.0
 # Of a second look at layers without a gradient, relative to the weights.
@@ -74,55 +61,6 @@ def judge_signals(
     findings += _judge_loss(first[0].loss_value, zero, inputs)
     total = math.sqrt(math.fsum(float(one.double().square().sum()) for one in gradients.values()))
     return {"findings": tuple(findings), "gradient_norm": total, "zero_loss": zero}
-
-
-def judge_training(
-    report: CurvatureReport, rule: Descent | AdamRule | None, lr: float | None = None,
-    stable: float = math.inf, times_stable: float = MOST_TIMES_STABLE, trial: Sequence[float] = (),
-    constant: float = math.inf,
-) -> CurvatureReport:  # fmt: skip
-    """The report with its findings as they hold for an optimizer, and those on its learning rate.
-
-    `stable` is the stability limit; `trial` and `constant` are what `make_trial` finds.
-    """
-    least, level = 1.0 if isinstance(rule, Descent) else ADAM_EXCESS, min(report.zero_loss or 0.0, constant)
-    losses = [one if math.isfinite(one) else math.inf for one in trial]
-    worst = max((*losses[3 * TRIAL_STEPS // 4 :], *losses[-1:]), default=math.inf)
-    learned = worst < LEARNED * min([level, *losses[:1]])  # it is trained already, whatever the signals are
-    found = [one for one in report.findings or () if one.excess >= (math.inf if learned else least)]
-    alike = [one for one in found if learned and one.kind == "identical units"]
-    notes = [f"{one} Trial steps on this batch learn all the same." for one in alike]
-    report, found = replace(report, notes=(*report.notes, *notes)), [one for one in found if one not in alike]
-    if lr is None or not stable > 0:  # where the norm is not finite, that is a finding of its own
-        return replace(report, findings=tuple(found))
-    most = MOST_TIMES_FIRST_LOSS * trial[0] if trial else math.inf
-    limit = words.format_number(stable)
-    lower, fit = f"Lower lr below {limit}", f"hessinit.initialize_(model, loss, batch, lr={lr:g})"
-    # The size of the weights does not change the length of Adam's steps, and flat weights grow sharper.
-    if isinstance(rule, Descent) and report.network.norm > FLAT_INITIALIZATION:
-        lower += f", or fit the weights to it: {fit}"
-    if lr > times_stable * stable and (times_stable < MOST_TIMES_STABLE or not learned):
-        times = words.format_times(lr / stable)
-        message = f"lr={lr:g} is {times} times the stability limit of {rule}, which is {limit}."
-        found.append(Finding(kind="rate too high", message=message, way_out=f"{lower}."))
-    elif max(losses, default=0.0) > most and (
-        worst > most or LEARNED * level <= losses[-1] <= level / LEARNED
-    ):
-        rose = f"from {words.format_number(trial[0])} to {words.format_number(max(losses))}"
-        rose += "" if worst > most else ", and ended at that of a constant output"
-        message = f"In {len(trial)} trial steps on this batch at lr={lr:g} the loss rose {rose}."
-        way = f"{lower}." if lr > stable else "Lower lr: hessinit.advise finds one."
-        found.append(Finding(kind="rate too high", message=message, way_out=way))
-    if not isinstance(rule, Descent) or not report.gradient_norm or not 0 < report.loss < math.inf:
-        return replace(report, findings=tuple(found))
-    decrease = lr * rule.lasting * report.gradient_norm**2 / report.loss
-    if decrease < LEAST_DECREASE:
-        share = words.format_percent(1000 * decrease, 2)
-        message = (
-            f"At lr={lr:g} the gradient is too small: 1,000 steps along it would lower the loss by {share}."
-        )
-        found.append(Finding(kind="gradient too small", message=message, way_out=f"Raise lr. {REDRAW}."))
-    return replace(report, findings=tuple(found))
 
 
 def _size_of_inputs(problem: Problem) -> float:

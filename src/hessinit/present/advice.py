@@ -8,18 +8,23 @@ from collections.abc import Sequence
 from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.present.curvature import optimizer_chart
-from hessinit.results.advice import Descent, LearningRateAdvice
+from hessinit.results.advice import Descent, LearningRateAdvice, TriedRates
 from hessinit.results.initialization import Trial
 
 FLAT = "The curvature is 0, so it sets no limit."
 OVERFLOW = "The curvature is not finite: no learning rate is stable with these weights."
-NO_WARMUP = "The trials of the learning rate went without."
+NO_RATE = "none"
+NOT_LEARNED = "No learning rate: the network did not learn in any trial"
+WAYS_TO_LEARN = (
+    "What may help: normalization layers, residual connections, another activation, fewer layers, other "
+    "initial weights (`hessinit initialize --lr auto`), or more data."
+)
 MATRICES = {"gauss-newton": "Gauss-Newton", "hessian": "exact Hessian", "both": "exact Hessian"}
 
 
 def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     doubt = "" if advice.converged else "~"
-    rate = doubt + w.format_number(advice.learning_rate)
+    rate = doubt + w.format_number(advice.learning_rate) if advice.learns else NO_RATE
     warmup = f"{advice.warmup.steps} steps" if advice.warmup.advised else "none"
     rows = [
         ("learning rate", rate, advice.learning_rate_reason),
@@ -42,8 +47,9 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
         verdict.append(f"Not converged (marked ~): {w.unstopped(advice.norm.reason)}.")
     told = f"{advice.learning_rate_reason} {advice.stable_reason}"
     blocks: list[doc.Block] = [optimizer_chart(advice, told), table, *w.note_paragraphs(advice.notes)]
+    answer = f"learning rate: {rate}" if advice.learns else f"{NOT_LEARNED}."
     return doc.Document(
-        title=w.title("Learning rate", advice.versions), answer=f"learning rate: {rate}", verdict=verdict,
+        title=w.title("Learning rate", advice.versions), answer=answer, verdict=verdict,
         numbers=[doc.KeyNumber(name.capitalize(), value) for name, value, _ in rows],
         sections=[doc.Section("Advice", blocks, "advice")],
     )  # fmt: skip
@@ -81,45 +87,61 @@ def explain_adaptive(norm: float, best: float, stable: float, weight_decay: floa
     return FLAT if best == math.inf else why_best, FLAT if stable == math.inf else why_stable
 
 
-NO_RATE_LEARNS = (
-    "No trial lowered the loss by 2 %: at none of these rates the weights learn. New ones may: "
-    "`hessinit initialize --lr auto`."
-)
-
-
-def explain_trials(
-    trials: Sequence[Trial], rate: float, reach: float, part: float, times: float | None
-) -> str:
-    """Return how trials and a first step of a `part` of the weights, at `reach`, or a bound led there."""
+def explain_trials(tried: TriedRates) -> str:
+    """Return how the trials led to the rate, or how they ended where none learned."""
+    trials = tried.trials
     low, high = (w.format_number(end(trial.lr for trial in trials)) for end in (min, max))
-    tried = (
-        f"{w.count(len(trials), 'trial')} of {max(trial.steps for trial in trials)} steps, {low} to {high}"
+    made = f"{w.count(len(trials), 'trial')} of {_steps(trials)} steps at rates from {low} to {high}"
+    if math.isnan(tried.rate):
+        return f"In {made} {_tell_failures(trials)}. {WAYS_TO_LEARN}"
+    best = f"near {w.format_number(tried.favoured)} the loss fell lowest in {made}"
+    if tried.stopped_at_end:
+        best += ", the last of them"
+    if tried.reach:
+        share = f"{100 * tried.part:g} % of the weights' length"
+        best += f"; at {w.format_number(tried.reach)} the first step is {share}, which counts for a third"
+    return f"{best[0].upper()}{best[1:]}."
+
+
+def _steps(trials: Sequence[Trial]) -> str:
+    fewest, most = min(trial.steps for trial in trials), max(trial.steps for trial in trials)
+    return f"{most}" if fewest == most else f"up to {most}"
+
+
+def _tell_failures(trials: Sequence[Trial]) -> str:
+    lost = sum(not trial.survived for trial in trials)
+    if lost == len(trials):
+        return "the loss diverged every time"
+    falls = [trial.losses[0] - trial.score for trial in trials if trial.survived]
+    best = max(falls)
+    told = f"fell by {w.format_number(best)} at most" if best > 0 else "never fell"
+    ending = f", and diverged in {lost}" if lost else ""
+    return f"the loss {told}, not below that of a constant output{ending}"
+
+
+def explain_no_warmup(lr: float | None, best: float) -> str:
+    """Return why no warmup was tried."""
+    if lr is None:
+        return "The trials of the learning rate went without."
+    rate = f"lr = {w.format_number(lr)}"
+    if lr <= best:
+        return f"{rate} is not above the advised rate; a warmup was not tried."
+    return f"{rate} is above the advised rate; whether a warmup helps there was not tried."
+
+
+def explain_tried_warmup(advised: bool, steps: int, without: Trial, warmed: Trial) -> str:
+    """Return how two short trainings ended, one of them with a warmup."""
+    ends = [
+        f"ended at {w.format_number(trial.score)}" if trial.survived else "diverged"
+        for trial in (warmed, without)
+    ]
+    verdict = "it helps" if advised else "it does not help"
+    if not (warmed.survived or without.survived):
+        verdict = "lower the learning rate"
+    return (
+        f"At lr = {w.format_number(without.lr)} a trial of {len(warmed.losses)} steps with {steps} of warmup "
+        f"{ends[0]}, one without {ends[1]}: {verdict}."
     )
-    if not rate > 0:
-        return f"A quarter of the lowest rate tried: the loss blew up in every one of {tried}."
-    best = f"{w.format_number(rate)}, near which the loss fell most in {tried}"
-    if times is not None:
-        return f"{times:g} times {best}."
-    step = f"a first step of {100 * part:g} % of the weights' length ({w.format_number(reach)})"
-    return f"From {step} and, with twice the weight, {best}."
-
-
-def explain_warmup(rate: float, stable: float, *, is_flat: bool, is_hopeless: bool) -> str:
-    """Return why to warm up, to lower the rate, or why neither is needed."""
-    if stable == 0 or math.isnan(stable):
-        return "No learning rate is stable, with or without warmup: initialize with smaller weights."
-    if math.isinf(stable):
-        return FLAT
-    lr = w.format_number(rate)
-    if rate <= stable:
-        return f"lr = {lr} is stable, so smaller first steps gain nothing."
-    reason = f"lr = {lr} is {w.format_times(rate / stable)} times the stable learning rate"
-    if is_flat:
-        return f"{reason}, and the initialization is too flat for a warmup to help: lower the learning rate."
-    if is_hopeless:
-        way = f"also lower it, or the curvature (initialize_ with lr={lr})"
-        return f"{reason}, more than a warmup usually makes up for; {way}."
-    return f"{reason}; smaller first steps give the curvature time to fall."
 
 
 def flat_initialization(norm: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
-from hessinit.results.comparison import LEARNS_BELOW, MOST_POINTS, NETWORK, Comparison, Run, window
+from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, window
 
 RATES_WITH_ERRORS = 3  # beside more losses there is no room for standard errors
 SGD_LIMIT = 2.0  # lr·‖H‖ above which gradient descent diverges on a quadratic; other optimizers differ
@@ -76,7 +76,7 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
     if idle:
         verb, steps = w.agree(idle, "does", "do"), w.count(comparison.steps, "step")
         told = f"{w.join_names(idle)} {verb} not learn in {steps} at {where}"
-        fails.append(f"{told}: the loss ends above {_name_chance(comparison)}.")
+        fails.append(f"{told}: the loss ends no lower than {_name_chance(comparison)}.")
     return [f"{said}.", *_name_robust(comparison), *fails]
 
 
@@ -86,8 +86,9 @@ def _any_idle(comparison: Comparison) -> bool:
 
 
 def _name_chance(comparison: Comparison) -> str:
-    loss = w.format_number(comparison.constant_loss or 0.0)
-    return f"{100 * LEARNS_BELOW:.0f} % of a constant prediction's ({loss})"
+    chance = comparison.constant_loss
+    loss = "" if chance is None else f" ({w.format_number(chance)})"
+    return f"that of a constant output{loss}"
 
 
 def scheme_learns(comparison: Comparison, scheme: str) -> bool:
@@ -129,7 +130,7 @@ def _nothing_trains(comparison: Comparison) -> str:
         return "No scheme trains: the initial loss is not finite. Check the data, the loss and the weights."
     rates = w.join_names([w.format_number(rate) for rate in comparison.learning_rates])
     if not all(math.isnan(comparison.best_rate(scheme)) for scheme in comparison.schemes):
-        why = f"every loss ends above {_name_chance(comparison)}"
+        why = f"every loss ends no lower than {_name_chance(comparison)}"
         return f"No scheme learns at lr {rates}: {why}. Try more steps or other learning rates."
     return f"No scheme trains with every seed at lr {rates}; try a lower rate."
 

@@ -17,20 +17,8 @@ DESCENTS = ("sgd", "momentum", "nesterov")
 # κ = 8 a network of those it was chosen on diverged. On another batch the two may look a quarter more.
 MOST_TIMES_STABLE = 2.5  # at the initialization: later, 1 is the stability limit
 
-# Measured on digits (benchmarks/learning_rates.py: three sharp and three flat initializations, each with SGD,
-# momentum and Adam, one seed, 140 steps): at two to four times the stable rate warmups of 40 to 100 steps
-# helped 4 of the 9 sharp pairs and none of the flat ones, which have no sharpness to lose; at eight times
-# next to nothing trained, at half of the stable rate they changed little. Thin evidence: one seed.
-WARMUP_STEPS_PER_LIMIT = 50
-MOST_WARMUP_STEPS = 2000
-RESCUED_BELOW = 4.0
-
 # Initializations below this were the flat ones; SGD at 1/‖H‖ did not train from two of the three.
 FLAT_INITIALIZATION = 1.0
-
-# The advice over the rate that trials favour stays between these: on the development problems of
-# benchmarks/advice.py it lay between 0.26 and 2, and above 1.5 the loss was higher.
-TIMES_TRIALS = 0.25, 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,34 +93,52 @@ def check_rate(lr: object) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupAdvice:
-    """Whether to raise the rate linearly over the first `steps`, and why."""
+    """Whether to raise the rate linearly over the first `steps`, and why; `trials` without and with it."""
 
     advised: bool
     steps: int
     reason: str
+    trials: tuple[Trial, ...] = field(default=(), metadata=LATER)
 
 
-def judge_warmup(lr: float | None, best: float, stable: float, *, flat: bool = False) -> WarmupAdvice:
-    """Advise a warmup where the rate is above the stable one, in proportion to how far.
+def untried_warmup(lr: float | None, best: float) -> WarmupAdvice:
+    """No warmup: at the advised rate and below none is needed, and above it none was tried."""
+    reason = presenter("advice").explain_no_warmup(lr, best)
+    return WarmupAdvice(advised=False, steps=0, reason=reason)
 
-    A `flat` initialization has no sharpness to lose: there a rate that is too large stays too large.
+
+def tried_warmup(advised: bool, steps: int, without: Trial, warmed: Trial) -> WarmupAdvice:
+    """What two trials say, one `without` a warmup over `steps` steps, and one with it."""
+    reason = presenter("advice").explain_tried_warmup(advised, steps, without, warmed)
+    return WarmupAdvice(
+        advised=advised, steps=steps if advised else 0, reason=reason, trials=(without, warmed)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedRates:
+    """What trials say of the learning rate; a `rate` of nan: the network did not learn in any of them.
+
+    `favoured` is the rate at which the trials end lowest; at `reach` the first step moves the weights by
+    `part` of their length. `stopped_at_end`: the best rate is the last of those that were tried.
     """
-    rate, steps = best if lr is None else lr, 0
-    if 0 < stable < rate and not flat:
-        steps = min(MOST_WARMUP_STEPS, math.ceil(WARMUP_STEPS_PER_LIMIT * (rate / stable)))
-    is_hopeless = rate > RESCUED_BELOW * stable
-    reason = presenter("advice").explain_warmup(rate, stable, is_flat=flat, is_hopeless=is_hopeless)
-    return WarmupAdvice(advised=steps > 0, steps=steps, reason=reason)
+
+    trials: tuple[Trial, ...]
+    rate: float = math.nan
+    favoured: float = math.nan
+    reach: float = 0.0
+    part: float = 0.0
+    stopped_at_end: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LearningRateAdvice(Result):
     """The rate to train with, the stability limit, and whether to warm up to `lr`.
 
-    `trials` are those from which `learning_rate` follows; without any it is the rate of the largest
-    guaranteed decrease. That rate and the limit follow from `norm`: ‖H‖ for gradient descent, the norm of the
-    preconditioned curvature for Adam and AdamW. `weights` are the parameters counted, `frozen` the number of
-    entries that no gradient moves.
+    `trials` are those from which `learning_rate` follows, nan where the network did not learn in any; without
+    trials it is the rate of the largest guaranteed decrease on a quadratic. That rate and the limit follow
+    from `norm`: ‖H‖ for gradient descent, the norm of the preconditioned curvature for Adam and AdamW.
+    `weights` are the parameters counted, `frozen` the number of entries that no gradient moves.
     """
 
     KIND: ClassVar[str] = "hessinit learning-rate advice"
@@ -163,6 +169,11 @@ class LearningRateAdvice(Result):
         """Whether the norm behind the rates reached the tolerance."""
         return self.norm.converged
 
+    @property
+    def learns(self) -> bool:
+        """Whether the network learned in a trial; without trials, whether the gradient moves its weights."""
+        return 0 < self.learning_rate < math.inf
+
 
 def advise_descent(
     descent: Descent, top: Estimate, bottom: Estimate, *, lr: float | None, notes: tuple[str, ...],
@@ -176,33 +187,20 @@ def advise_descent(
     return LearningRateAdvice(
         optimizer=str(descent), lr=lr, learning_rate=best, learning_rate_reason=why_best,
         stable_learning_rate=stable, stable_reason=why_stable,
-        warmup=judge_warmup(lr, best, stable, flat=flat), norm=norm,
+        warmup=untried_warmup(lr, best), norm=norm,
         notes=(*notes, say.flat_initialization(norm.value)) if flat else notes, **facts,
     )  # fmt: skip
 
 
 def with_trials(
-    advice: LearningRateAdvice, rate: float, trials: tuple[Trial, ...], moved: float, part: float
+    advice: LearningRateAdvice, tried: TriedRates, warmup: WarmupAdvice | None
 ) -> LearningRateAdvice:
-    """The advice of trials that favour `rate`; where all blew up, a quarter of the lowest.
-
-    `moved` is the first step over the length of the weights, per unit of rate. The advice is the geometric
-    mean of `rate`, counted twice, and of the rate at which the first step is a `part` of that length.
-    """
-    say, guaranteed = presenter("advice"), advice.learning_rate
-    reach, times = (part / moved if 0 < moved < math.inf else 0.0), 0.0
-    if not rate > 0:
-        best = min(guaranteed, min(trial.lr for trial in trials) / 4)
-    else:
-        times = min(max((reach / rate) ** (1 / 3), TIMES_TRIALS[0]), TIMES_TRIALS[1])
-        best = times * rate
-    reason = say.explain_trials(trials, rate, reach, part, times if times in TIMES_TRIALS else None)
-    warmup = advice.warmup
-    if advice.lr is None:  # the trials had none
-        warmup = WarmupAdvice(advised=False, steps=0, reason=say.NO_WARMUP)
-    ends = [trial.score for trial in trials if trial.survived]
-    stuck = (say.NO_RATE_LEARNS,) if advice.loss > 0 and ends and min(ends) > 0.98 * advice.loss else ()
+    """The advice with the rate that follows from trials, and with the warmup that was tried."""
+    reason = presenter("advice").explain_trials(tried)
     return replace(
-        advice, learning_rate=best, learning_rate_reason=reason, trials=trials, warmup=warmup,
-        notes=(*stuck, *advice.notes),
-    )  # fmt: skip
+        advice,
+        learning_rate=tried.rate,
+        learning_rate_reason=reason,
+        trials=tried.trials,
+        warmup=warmup or untried_warmup(advice.lr, tried.rate),
+    )

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hessinit.errors import choose
+from hessinit.results.initialization import DID_NOT_LEARN
 from hessinit.results.result import LATER, PlainData, Result
 
-LEARNS_BELOW = 0.95  # of a constant prediction's loss: what ends above it does not learn
 NETWORK = "network"  # the name under which `norms` holds the norm of all weights together
 MOST_POINTS = 50  # points of a loss curve
 DIGITS = 5  # significant digits of a loss curve, so that records stay small; first and final loss keep all
@@ -38,10 +38,11 @@ class Run(PlainData):
     first_loss: float
     final_loss: float
     steps_done: int
-    diverged: bool  # not finite, or final_loss above first_loss by more than 5 % and more than chance allows
+    diverged: bool
     norms: dict[str, float] | None
     seconds: float = field(compare=False)
     note: str = ""
+    outcome: str = field(default="", metadata=LATER)  # the verdict of `training/trial.py`
 
     @property
     def applies(self) -> bool:
@@ -151,11 +152,9 @@ class Comparison(Result):
         return math.isfinite(self.loss(scheme, learning_rate)) and not self.diverged(scheme, learning_rate)
 
     def learns(self, scheme: str, learning_rate: float) -> bool:
-        """Return whether it trains, and ends below 95 % of a constant prediction's loss."""
-        chance = self.constant_loss
-        if not self.trains(scheme, learning_rate) or chance is None:
-            return self.trains(scheme, learning_rate)
-        return self.loss(scheme, learning_rate) < chance - (1 - LEARNS_BELOW) * abs(chance)
+        """Return whether it trains, and every seed ends below its first loss and a constant output's."""
+        stuck = any(run.outcome == DID_NOT_LEARN for run in self.runs_of(scheme, learning_rate))
+        return self.trains(scheme, learning_rate) and not stuck
 
     def best_rate(self, scheme: str) -> float:
         """Return the rate of the lowest loss among those at which the scheme trains; nan where none does."""

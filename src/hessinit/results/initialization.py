@@ -106,13 +106,18 @@ class Symmetry:
     norm: float
 
 
+# The verdict on a short training (`training/trial.py`).
+LEARNED, DID_NOT_LEARN, DIVERGED = "learned", "did not learn", "diverged"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One candidate of a race: the initial weights `name`, trained for `steps` steps at the rate `lr`.
 
     `losses` are those of its mini-batches, each before its step. `score` is the mean loss of the last third,
     on held-out batches where batches come more than once; nan where the candidate diverged or failed.
-    `survived` says that it did neither. `reason` says why a candidate is out: "dropped after 16 steps".
+    `survived` says that it did neither. `outcome` is "learned", "did not learn" or "diverged"; "" if it
+    was not judged. `reason` says why a candidate is out: "dropped after 16 steps".
     """
 
     name: str
@@ -122,6 +127,7 @@ class Trial:
     survived: bool
     losses: tuple[float, ...]
     reason: str = ""
+    outcome: str = field(default="", metadata=LATER)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

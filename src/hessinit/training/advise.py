@@ -25,6 +25,7 @@ from hessinit.problem.validate import check_switches, check_whole, unwrap
 from hessinit.results import advice as results
 from hessinit.training import optimizer_rules as rules
 from hessinit.training import rate_search
+from hessinit.training.trial import STEPS, prepare_trials
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,7 +43,7 @@ def advise(
     betas: tuple[float, float] | None = None,
     eps: float | None = None,
     weight_decay: float | None = None,
-    trial_steps: int = rate_search.TRIAL_STEPS,
+    trial_steps: int = STEPS,
     strict: bool = False,
     distributed: str | None = None,
     **options: Unpack[rules.CurvatureOptions],
@@ -93,9 +94,6 @@ def advise(
         engine = build_engine(evaluations, curvature, settings)
         is_gauss_newton = curvature == "gauss-newton"
         limit = rules.find_stability_limit(steps, engine, evaluations, settings, semidefinite=is_gauss_newton)
-        flat = False
-        if isinstance(steps.rule, AdamRule) and steps.lr and steps.lr > limit.stable:
-            flat = 0 < engine.extremes(list(problem.leaves)).norm.value < results.FLAT_INITIALIZATION
         notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
         shared = measure.facts_of(problem, evaluations)
         facts = {"curvature": curvature, **{name: shared[name] for name in ("loss", "examples", "versions")}}
@@ -106,21 +104,24 @@ def advise(
         del engine  # a gradient is timed: what the engine holds must not stand beside its graph
         for one in evaluations:
             one.forget()
-    tried, (start, part) = None, rate_search.start_and_part(steps, limit.best)
-    if trial_steps and 0 < limit.best < math.inf:
+    tried, warmup = None, None
+    if trial_steps:
         build = rate_search.builder(steps, optimizer, unwrap(model))
+        forward, seed = given.get("forward"), given["seed"]
         try:
-            tried = rate_search.search_rate(
-                unwrap(model), loss, problem.batches, build, start=start, first_loss=facts["loss"],
-                halves=halves, steps=trial_steps, forward=given.get("forward"), seed=given["seed"],
-            )  # fmt: skip
+            with prepare_trials(
+                unwrap(model), loss, problem.batches, forward=forward, seed=seed, halves=halves
+            ) as setting:
+                tried = rate_search.search_rate(setting, build, steps, limit.best, trial_steps)
+                if steps.lr is not None and steps.lr > tried.rate:
+                    warmup = rate_search.try_warmup(setting, build, steps.lr)
         except Exception as failure:  # what can be measured need not be trainable, as an RNN in eval mode
             facts["notes"] += (f"No trial of the learning rate, as a training step failed: {failure}",)
     with problem.settings():
         facts |= cost_of(problem, evaluations, started)
-    advice = _advice(steps, limit, flat, facts)
+    advice = _advice(steps, limit, facts)
     if tried is not None:
-        advice = results.with_trials(advice, *tried, part)
+        advice = results.with_trials(advice, tried, warmup)
     if not advice.converged:
         message = f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."
         if strict:
@@ -130,7 +131,7 @@ def advise(
 
 
 def _advice(
-    steps: rules.OptimizerRule, limit: rules.StabilityLimit, flat: bool, facts: dict[str, Any]
+    steps: rules.OptimizerRule, limit: rules.StabilityLimit, facts: dict[str, Any]
 ) -> results.LearningRateAdvice:
     rule, lr = limit.rule, steps.lr or None
     if not isinstance(rule, AdamRule):
@@ -149,5 +150,5 @@ def _advice(
     return results.LearningRateAdvice(
         optimizer=steps.name, lr=lr, learning_rate=limit.best, learning_rate_reason=why_best,
         stable_learning_rate=limit.stable, stable_reason=why_stable, norm=limit.norm, frozen=limit.frozen,
-        warmup=results.judge_warmup(lr, limit.best, limit.stable, flat=flat), **facts,
+        warmup=results.untried_warmup(lr, limit.best), **facts,
     )  # fmt: skip

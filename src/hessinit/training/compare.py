@@ -19,15 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ConvergenceWarning, ProblemError, check_positive
+from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
+from hessinit.problem.batches import Batch
 from hessinit.problem.problem import Forward, Loss, explain_module, explained_loss
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
+from hessinit.results.initialization import DIVERGED
 from hessinit.results.result import Plain, from_plain, to_plain
 from hessinit.training import loop
 from hessinit.training.data import Data, copy_to, derive, device_of, read_data, reproducible, seed_everything
 from hessinit.training.initializers import Initializer, NormalWeights, WriteWeights, describe, read_schemes
 from hessinit.training.run_folder import RunFolder, describe_interruption
+from hessinit.training.trial import judge
 from hessinit.training.workers import Job, announce, check_workers, count_cores, progress_bar, run_jobs
 
 DEFAULT_SCHEMES = ("default", "he", "glorot", "orthogonal", "lsuv", "hessinit")
@@ -104,7 +108,8 @@ def compare(
     kept, started = RunFolder(folder), time.perf_counter()
     examples = read_data(data, validate.check_whole("batch_size", batch_size, at_least=1), steps)
     trainer = Trainer(build, loss, examples, forward, read, steps, optimizer, place)
-    model, first_loss, step_seconds, chance = trainer.check_first_model()
+    model, first_loss, step_seconds, loss_range = trainer.check_first_model()
+    trainer = replace(trainer, loss_range=loss_range)
     stds = tuple(each.scheme.std for each in read if isinstance(each.scheme, NormalWeights))
     kind = "sweep" if stds else "compare"
     versions = {**SOFTWARE, "device": str(device_of(model))}
@@ -138,7 +143,8 @@ def compare(
         runs=tuple(runs[key] for key in grid), steps=steps, batch_size=examples.batch_size,
         optimizer=describe(optimizer), examples=examples.examples, stds=stds, rate_dependent=dependent,
         warmup=max(each.warmup for each in read) or None, seconds=time.perf_counter() - started, notes=notes,
-        constant_loss=chance, settings=settings, versions=versions,
+        constant_loss=None if math.isnan(loss_range.constant) else loss_range.constant,
+        settings=settings, versions=versions,
     )  # fmt: skip
 
 
@@ -183,6 +189,7 @@ class Trainer:
     steps: int
     optimizer: str | loop.MakeOptimizer
     device: str | None
+    loss_range: LossRange = UNKNOWN
 
     def __call__(self, job: Job) -> Run:
         (name, rate, seed), measures = job.parameters
@@ -214,12 +221,13 @@ class Trainer:
                 steps=self.steps, warmup=loop.Warmup(optimizer, scheme.warmup), forward=self.forward,
                 build=lambda: self.build_model(seed),
             )  # fmt: skip
-        last, curve = window(self.steps), loop.chunk_means(losses, math.ceil(self.steps / MOST_POINTS))
+        outcome, last = judge(losses, self.loss_range), window(self.steps)
+        curve = loop.chunk_means(losses, math.ceil(self.steps / MOST_POINTS))
         return run(
             losses=tuple(float(f"{loss:.{DIGITS}g}") for loss in curve),
             first_loss=losses[0], final_loss=loop.final_loss(losses, last),
             steps_done=len(losses) - (not math.isfinite(losses[-1])),
-            diverged=loop.has_diverged(losses, last), norms=norms, seconds=time.perf_counter() - started,
+            diverged=outcome == DIVERGED, outcome=outcome, norms=norms, seconds=time.perf_counter() - started,
             note=" ".join(filter(None, (remark, trouble, failed))),
         )  # fmt: skip
 
@@ -234,8 +242,8 @@ class Trainer:
     def own_loss(self, device: torch.device) -> Loss:
         return copy.deepcopy(self.loss).to(device) if isinstance(self.loss, nn.Module) else self.loss
 
-    def check_first_model(self) -> tuple[nn.Module, float, float, float | None]:
-        """A new model, its loss, the seconds of a gradient, and the loss of a constant prediction.
+    def check_first_model(self) -> tuple[nn.Module, float, float, LossRange]:
+        """A new model, its loss, the seconds of a gradient, and the range of the loss.
 
         Refuses wrong models, losses and data before any run.
         """
@@ -264,16 +272,18 @@ class Trainer:
             value.backward()  # the first includes what torch does once
             started = time.perf_counter()
             self._first_loss(model, *batch)[1].backward()
-            return model, value.item(), time.perf_counter() - started, self._constant_loss(output)
+            return model, value.item(), time.perf_counter() - started, self._find_loss_range(output)
 
-    def _constant_loss(self, output: Any) -> float | None:
-        """Over some mini-batches; None where the loss or their shapes do not allow it."""
-        with contextlib.suppress(Exception):  # a loss may need the model, or more than one tensor
-            some = itertools.islice(self.data.minibatches(0), CONSTANT_BATCHES)
-            size = self.data.initial_batch(0).size  # that of the output; the last of ready ones may differ
-            batches = [copy_to(one, output.device) for one in some if one.size == size]
-            return loop.constant_loss(self.own_loss(output.device), output.detach(), batches)
-        return None
+    def _find_loss_range(self, output: Any) -> LossRange:
+        """Over some mini-batches."""
+        if not isinstance(output, Tensor):
+            return UNKNOWN
+        loss, size = self.own_loss(output.device), self.data.initial_batch(0).size
+        some = itertools.islice(self.data.minibatches(0), CONSTANT_BATCHES)
+        # The output is that of the initial batch; the last one of ready ones may differ.
+        pairs = [copy_to(batch, output.device) for batch in some if batch.size == size]
+        batches = [Batch(inputs, targets, size) for inputs, targets in pairs]
+        return find_loss_range(lambda free, batch: loss(free, batch.targets), output, batches)
 
     def _first_loss(self, model: nn.Module, inputs: Any, targets: Any) -> tuple[Any, Tensor]:
         """The output and the loss of a batch; what fails on a shape or dtype is explained."""

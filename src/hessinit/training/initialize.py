@@ -250,10 +250,11 @@ class _Work:
         )  # fmt: skip
 
     def _training(self) -> dict[str, Any]:
-        """What trials and races share; a loss is judged by that of a zero output."""
-        ceiling, options = scales.ScaledModel(self.factory, [], 0.1).output().zero_loss, self.factory.options
+        """What trials and races share."""
+        options = self.factory.options
         return {
-            "optimizer": self.optimizer, "momentum": self.config.momentum, "ceiling": ceiling,
+            "optimizer": self.optimizer, "momentum": self.config.momentum,
+            "loss_range": self.factory.loss_range,
             "forward": options["forward"], "seed": options["seed"],
         }  # fmt: skip
 

@@ -34,11 +34,6 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float, float], Optimizer]] =
 
 EXAMPLE = "lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr)"
 
-# A run has diverged if its final loss exceeds the first by more than this fraction,
-WORSE = 0.05
-# and by more than this many standard deviations of the noise between mini-batches.
-DEVIATIONS = 3.0
-
 
 def train(
     model: nn.Module, loss: Loss, batches: Iterable[tuple[Any, Any]], optimizer: Optimizer, *,
@@ -84,33 +79,6 @@ def evaluate_loss(model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward:
     output = model(inputs) if forward is None else forward(model, inputs)
     value: Tensor = loss(output, targets)
     return value
-
-
-def constant_loss(loss: Loss, output: Tensor, batches: Sequence[tuple[Any, Any]]) -> float:
-    """The lowest mean loss of an output that ignores the inputs: one vector for all examples and positions.
-
-    `output` is like those of the batches. A network at this loss has learned how often the targets occur, and
-    nothing else. The vector runs along the second or the last dimension, whichever is better.
-
-    >>> targets = torch.tensor([0, 0, 0, 1])
-    >>> round(constant_loss(nn.CrossEntropyLoss(), torch.zeros(4, 2), [(None, targets)]), 3)  # the entropy
-    0.562
-    """
-
-    def lowest(axis: int) -> float:
-        vector = output.new_zeros([size if at == axis > 0 else 1 for at, size in enumerate(output.shape)])
-        solver = torch.optim.LBFGS([vector.requires_grad_()], max_iter=50, line_search_fn="strong_wolfe")
-
-        def mean() -> Tensor:
-            solver.zero_grad()
-            value = torch.stack([loss(vector.expand_as(output), targets) for _, targets in batches]).mean()
-            value.backward()
-            return value
-
-        solver.step(mean)
-        return mean().item()
-
-    return min(map(lowest, {min(1, output.ndim - 1), output.ndim - 1}))
 
 
 def _caused_by_weights(
@@ -285,32 +253,3 @@ def chunk_means(losses: Sequence[float], length: int) -> list[float]:
     [3.0, 2.0, 1.0]
     """
     return [statistics.fmean(losses[first : first + length]) for first in range(0, len(losses), length)]
-
-
-def has_diverged(losses: Sequence[float], last: int) -> bool:
-    """Whether the mean of the `last` losses exceeds the first by 5 %, and by more than chance allows.
-
-    The first mini-batch may be an easy one, so a run that does not move can end 5 % above its first loss. The
-    noise is estimated from differences of neighbouring losses, in logarithms where all are positive.
-    """
-    if not math.isfinite(losses[-1]):
-        return True
-    final = statistics.fmean(losses[-last:])
-    if not final > losses[0] + WORSE * abs(losses[0]):
-        return False
-    is_positive, noise = min(losses) > 0, 0.0
-    heights = [math.log(loss) for loss in losses] if is_positive else losses
-    for part in (heights[: last + 1], heights[-last:]):
-        # The standard deviation of one loss, from the median difference of neighbours: jumps do not count.
-        apart = [abs(after - before) for before, after in itertools.pairwise(part)]
-        noise = max(noise, statistics.median(apart or [0.0]) / (0.6745 * math.sqrt(2)))
-    # Against the first loss alone, for a training that jumps at once; and against the first few, whose mean
-    # is known better, for one that climbs slowly.
-    for many in (1, max(1, min(last, len(losses) - last))):
-        reference = statistics.fmean(losses[:many])
-        rise, most = final - reference, WORSE * abs(reference)
-        if is_positive:
-            rise, most = math.log(final / reference), math.log1p(WORSE)
-        if rise > most + DEVIATIONS * noise * math.sqrt(1 / many + 1 / last):
-            return True
-    return False

@@ -15,17 +15,17 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hessinit.errors import ProblemError
+from hessinit.measurement.loss_range import UNKNOWN, LossRange
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.preserve import ModelState, UserState, untouched_model, untouched_random_state
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import all_finite
-from hessinit.results.initialization import Trial
+from hessinit.results.initialization import DIVERGED, Trial
 from hessinit.training import loop
 from hessinit.training.data import copy_to, device_of, generator, read_data, seed_everything
+from hessinit.training.trial import LEAST_FALL, judge
 
 HOLD_OUT = 5  # batches are held out if there are at least this many, and then one in this many
-FAR = 2.0  # a loss this many times its limit above it is no chance
-LEARNED = 0.02  # a candidate has learned something if its loss is by this part below that of a zero output
 
 OnStep = Callable[[int, int, str], object]
 
@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
     """Initial weights to try; `write_` writes them in place, and finds the user's own weights.
 
     To pass one without it, a candidate with a `handicap` must have fallen by this part more below the loss of
-    a zero output: a few steps do not tell small differences.
+    the best constant output: a few steps do not tell small differences.
     """
 
     name: str
@@ -86,15 +86,15 @@ def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData
 @torch.enable_grad()
 def race_(
     model: nn.Module, loss: Loss, data: RaceData, candidates: Sequence[Candidate], *,
-    optimizer: str | loop.MakeOptimizer, steps: int, momentum: float = 0.9, ceiling: float = -math.inf,
+    optimizer: str | loop.MakeOptimizer, steps: int, momentum: float = 0.9,
+    loss_range: LossRange = UNKNOWN,
     forward: Forward | None = None, seed: int = 0, on_step: OnStep | None = None,
 ) -> list[Trial]:  # fmt: skip
     """Train every candidate briefly and leave the initial weights of the best one in the model.
 
     All see the same batches in the same order, and the same random numbers. After each third of the steps the
-    better half goes on, at least two. A candidate is out where its loss is not finite, or stays above its
-    first loss and `ceiling`, the loss of a zero output. Where all finalists are out, those that were dropped
-    are trained to the end in turn. With one batch only, the first candidate that survives wins.
+    better half goes on, at least two. A candidate is out where it diverged (`judge`). Where all finalists are
+    out, those that were dropped are trained to the end in turn.
 
     The score is the mean loss of the last third. The winner is the first. If it did not survive, nobody has,
     and the old weights are back. All but the weights is left as found; whatever is raised, the weights are,
@@ -102,7 +102,7 @@ def race_(
     `on_step(done, planned, name)` is called after each step.
     """
     with untouched_model(model, loss, forward) as found:
-        trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, on_step)
+        trainer = _Trainer(model, loss, forward, data, optimizer, momentum, loss_range, seed, found, on_step)
         runs = [trainer.start(candidate) for candidate in candidates]
         ends = sorted({math.ceil(steps * part / 3) for part in (1, 2, 3)})
         alive = [run for run in runs if run.survived]
@@ -112,8 +112,7 @@ def race_(
                 trainer.train(run, end)
             stay = _better_half(len(alive)) if end < steps else len(alive)
             alive = [run for run in alive if run.survived]
-            if data.different > 1:
-                alive.sort(key=trainer.rank)
+            alive.sort(key=trainer.rank)
             for run in alive[stay:]:
                 run.leave(f"dropped after {end} steps")
             alive = alive[:stay]
@@ -134,12 +133,13 @@ def race_(
 @torch.enable_grad()
 def survives(
     model: nn.Module, loss: Loss, batch: Any, *, lr: float, optimizer: str | loop.MakeOptimizer,
-    ceiling: float, steps: int = 24, momentum: float = 0.9, forward: Forward | None = None, seed: int = 0,
+    loss_range: LossRange = UNKNOWN, steps: int = 24, momentum: float = 0.9,
+    forward: Forward | None = None, seed: int = 0,
 ) -> Trial:  # fmt: skip
     """Train from the present weights on the batch, or on several in turn, then put everything back.
 
-    So it is done twice: on the batch, and on random halves of it, which differ as batches do. `ceiling` is
-    the loss of a zero output; nan where it is not known. Costs twice `steps` training steps at most.
+    So it is done twice: on the batch, and on random halves of it, which differ as batches do. Costs twice
+    `steps` training steps at most.
     """
     batches = [one for _, one in read_batches(batch)]
     source = generator(seed, "halves")
@@ -148,7 +148,7 @@ def survives(
     for chosen in (halves, batches):
         data = RaceData(tuple(chosen), len(chosen))
         with untouched_model(model, loss, forward) as found:
-            trainer = _Trainer(model, loss, forward, data, optimizer, momentum, ceiling, seed, found, None)
+            trainer = _Trainer(model, loss, forward, data, optimizer, momentum, loss_range, seed, found, None)
             run = trainer.start(Candidate("present weights", lr, lambda: None))
             trainer.train(run, steps)
             trial = run.trial()
@@ -163,6 +163,7 @@ class _Run:
     initial: list[Tensor]
     reason: str = ""
     survived: bool = True
+    outcome: str = ""
     losses: list[float] = field(default_factory=list)
     scored: list[float] = field(default_factory=list)  # the loss that counts, after each step
     # Until it goes on:
@@ -185,7 +186,7 @@ class _Run:
         made = sum(map(math.isfinite, self.losses))  # no step is made with a loss that is not
         return Trial(
             name=self.candidate.name, lr=self.candidate.lr, steps=made, score=self.score,
-            survived=self.survived, losses=tuple(self.losses), reason=self.reason,
+            survived=self.survived, losses=tuple(self.losses), reason=self.reason, outcome=self.outcome,
         )  # fmt: skip
 
 
@@ -199,7 +200,7 @@ class _Trainer:
     data: RaceData
     optimizer: str | loop.MakeOptimizer
     momentum: float
-    ceiling: float
+    loss_range: LossRange
     seed: int
     found: ModelState
     on_step: OnStep | None
@@ -213,10 +214,13 @@ class _Trainer:
 
     def rank(self, run: _Run) -> float:
         """The score, with the handicap; all that have learned next to nothing so far are equal."""
-        fall = self.ceiling - run.score
-        if not math.isfinite(fall) or self.ceiling <= 0:
+        gain = self.loss_range.gain(math.inf)
+        fall = self.loss_range.constant - run.score
+        if math.isnan(gain):
             return run.score
-        return run.score + run.candidate.handicap * fall if fall > LEARNED * self.ceiling else self.ceiling
+        if fall <= LEAST_FALL * gain:
+            return self.loss_range.constant
+        return run.score + run.candidate.handicap * fall
 
     def start(self, candidate: Candidate) -> _Run:
         reason = ""
@@ -231,7 +235,7 @@ class _Trainer:
 
     def train(self, run: _Run, end: int) -> None:
         """Go on to step `end`, counted from 1, and judge the run there."""
-        first, third = len(run.losses), math.ceil(end / 3)
+        first = len(run.losses)
 
         def after_step(number: int, value: float) -> None:
             run.scored.append(self._held_out_loss(number) if self.data.held_out else value)
@@ -252,16 +256,11 @@ class _Trainer:
             run.losses += losses
             self.model.zero_grad(set_to_none=True)
             run.optimizer, run.state = optimizer, ModelState(self.model, self.loss, self.forward)
-        if not all(map(math.isfinite, (losses[-1], *run.scored))):
-            run.leave(f"diverged at step {len(run.losses)}", survived=False)
-            return
-        # For good: one high loss moves the mean of the last ones, not their median.
-        limit, level = max(run.losses[0], self.ceiling), statistics.median(run.losses[-third:])
-        # Batches that differ may differ by chance.
-        by_far = self.data.different == 1 or level > limit + FAR * abs(limit)
-        if level > limit + loop.WORSE * abs(limit) and (by_far or loop.has_diverged(run.losses, third)):
-            climbed = f"the loss stays near {level:.3g}, above {limit:.3g}"
-            run.leave(f"diverged within {end} steps: {climbed}", survived=False)
+        finite = all(map(math.isfinite, run.scored))
+        run.outcome = judge(run.losses, self.loss_range) if finite else DIVERGED
+        if run.outcome == DIVERGED:
+            where = f"within {end} steps" if math.isfinite(losses[-1]) else f"at step {len(run.losses)}"
+            run.leave(f"diverged {where}", survived=False)
 
     def _copy(self, batch: Batch) -> tuple[Any, Any]:
         dtypes = {one.dtype for one in self.model.parameters() if one.is_floating_point()}

@@ -2,166 +2,173 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from hessinit.curvature.preconditioner import part_of
-from hessinit.problem.batches import Batch
-from hessinit.problem.preserve import ModelState, untouched_model
-from hessinit.problem.problem import Forward, Loss
-from hessinit.results.advice import Descent
-from hessinit.results.initialization import Trial
+from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_warmup
+from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import loop
-from hessinit.training.data import copy_to, device_of, generator, seed_everything
 from hessinit.training.optimizer_rules import AnyOptimizer, OptimizerRule, unwrap_optimizer
-
-Build = Callable[[float], Optimizer]
+from hessinit.training.trial import Build, TrialSetting
 
 # All chosen on the development problems of benchmarks/advice.py. The trials are short and see one batch; the
 # best rate of 300 steps lay between theirs and the one whose first step is this part of the weights' length.
-TRIAL_STEPS = 24
 PART_SGD, PART_MOMENTUM, PART_ADAM = 0.05, 0.003, 0.01
-# Twice the rate must lower the loss by 2 %: where rates hardly differ, the lower one is safe.
+# Twice the rate must lower the loss by this part of the largest fall: where rates hardly differ, the lower
+# one is safe.
 TILT = 0.02
-# A loss this many times the first one blows up; such a rate counts as one with e² times the lowest loss.
-BLOWN_UP, HEIGHT_BLOWN_UP = 4.0, 2.0
-LOWEST = 1e-4  # of the first loss: what is below is fitted exactly
-MOST_TRIALS = 10
+MOST_TRIALS = 14
+# A loss that changes by less than this part of what could be gained stands still, and at lower rates, too.
+STILL = 1e-3
+# Where the best rate has not learned yet, its trial is repeated with so many times the steps.
+LONGER = 4
+
+
+# The advice over the rate that trials favour stays between these: on the development problems of
+# benchmarks/advice.py it lay between 0.26 and 2, and above 1.5 the loss was higher.
+TIMES_TRIALS = 0.25, 1.5
+# Warmup is tried over half of a training of this length; it must gain this part of the fall.
+WARMUP_TRIAL, WARMUP_GAIN = 96, 0.02
 
 
 def search_rate(
-    model: nn.Module, loss: Loss, batches: Sequence[Batch], build: Build, *, start: float, first_loss: float,
-    halves: bool, steps: int = TRIAL_STEPS, forward: Forward | None = None, seed: int = 0,
-) -> tuple[float, tuple[Trial, ...], float]:  # fmt: skip
-    """The rate at which the trials would end lowest, by a parabola through three, all trials by rate, and
-    the first step on a batch over the length of the weights, per unit of rate.
+    setting: TrialSetting, build: Build, optimizer: OptimizerRule, best: float, steps: int
+) -> TriedRates:
+    """The trials of the rate search, from the rate of the largest guaranteed decrease, `best`, on.
 
-    From `start` the rate is raised or lowered by factors of 2 while that helps. Half of a batch, drawn
-    anew for each step, has the gradient noise of a whole one. Several batches, and a batch that cannot be
-    halved, are taken whole. nan if every trial blows up. The model is put back, bit for bit. Costs `steps`
-    steps on half the batch for each trial; three trials if `start` is near.
+    The rate is a geometric mean of the one that the trials favour, counted twice, and of the one whose first
+    step moves the weights by a fixed part of their length; it is one that was tried, or lies between two.
     """
-    trials: dict[int, Trial] = {}
-    with untouched_model(model, loss, forward) as found:
-        halves = halves and len(batches) == 1 and _can_halve(found, model, loss, batches[0], forward)
-
-        def height(power: int) -> float:
-            if power not in trials and len(trials) == MOST_TRIALS:
-                return math.inf
-            if power not in trials:
-                with found.with_stand_ins(seed):
-                    pieces = itertools.islice(_pieces(batches, halves, seed), steps)
-                    rate = start * 2.0**power
-                    made = build(rate)
-                    trials[power] = try_rate(model, loss, pieces, made, rate, first_loss, forward, seed)
-            trial = trials[power]
-            return _height(trial.score, first_loss) + TILT * power if trial.survived else math.inf
-
-        def learns(power: int) -> bool:
-            return height(power) < math.inf and trials[power].score < first_loss
-
-        best = 0
-        if learns(0) and height(1) < height(0):
-            while height(best + 1) < height(best):
-                best += 1
-        else:  # Among rates that destroy the network at once, the differences mean nothing. Near them a
-            # dead network may end just below the first loss: half of the rate must learn, too.
-            while len(trials) < MOST_TRIALS and not (
-                learns(best) and height(best) < height(best - 1) and learns(best - 1)
-            ):
-                best -= 1
-        middle = height(best)
-        # A neighbour that was not tried, because there were too many trials, counts as an equal.
-        sides = [height(best + step) if best + step in trials else middle for step in (-1, 1)]
-        with found.with_stand_ins(seed):
-            moved = _move(model, loss, batches[0], build(start), forward, seed)
-    below, above = (min(side, middle + HEIGHT_BLOWN_UP) if math.isinf(side) else side for side in sides)
-    bend = below - 2 * middle + above
-    shift = 0.5 * (below - above) / bend if math.isfinite(bend) and bend > 0 else 0.0
-    rate = start * 2.0 ** (best + min(max(shift, -0.5), 0.5))
-    by_rate = tuple(trials[power] for power in sorted(trials))
-    return rate if math.isfinite(middle) else math.nan, by_rate, moved / start
-
-
-def try_rate(
-    model: nn.Module, loss: Loss, batches: Iterator[Batch], optimizer: Optimizer, rate: float, first: float,
-    forward: Forward | None, seed: int,
-) -> Trial:  # fmt: skip
-    """Train until the batches end or the loss blows up; the score is the mean loss of the last third."""
-    losses: list[float] = []
-    dtypes = {one.dtype for one in model.parameters() if one.is_floating_point()}
-    dtype = dtypes.pop() if len(dtypes) == 1 else None
-    seed_everything(seed, "trial")
-
-    def pairs() -> Iterator[tuple[Any, Any]]:
-        for batch in batches:
-            if losses and losses[-1] > first + (BLOWN_UP - 1) * abs(first):
-                return
-            yield copy_to(batch, device_of(model), dtype)
-
-    made, _ = loop.train(
-        model, loss, pairs(), optimizer, forward=forward, on_step=lambda _, value: losses.append(value)
+    part = part_of_length(optimizer)
+    moved = setting.first_move(build, 1e-3 * part)
+    search = RateSearch(setting, build, _starting_rate(optimizer, best, moved), steps)
+    chosen = search.run()
+    trials = tuple(search.trials[power] for power in sorted(search.trials))
+    if search.longer is not None:
+        trials = (*trials, search.longer)
+    if not search.learned:
+        return TriedRates(trials=trials)
+    favoured = search.interpolated(chosen)
+    reach = part / moved if 0 < moved < math.inf else 0.0
+    times = min(max((reach / favoured) ** (1 / 3), TIMES_TRIALS[0]), TIMES_TRIALS[1])
+    tried = [trial.lr for trial in trials if trial.survived]
+    rate = min(max(times * favoured, min(tried)), max(tried))
+    stopped = chosen in (min(search.trials), max(search.trials))
+    return TriedRates(
+        trials=trials, rate=rate, favoured=favoured, reach=reach, part=part, stopped_at_end=stopped
     )
-    model.zero_grad(set_to_none=True)
-    survived = all(map(math.isfinite, made)) and made[-1] <= first + (BLOWN_UP - 1) * abs(first)
-    score = statistics.fmean(made[-math.ceil(len(made) / 3) :]) if survived else math.nan
-    reason = "" if survived else f"blew up at step {len(made)}"
-    return Trial(
-        name="trial", lr=rate, steps=len(made), score=score, survived=survived, losses=tuple(made),
-        reason=reason,
-    )  # fmt: skip
 
 
-def _move(
-    model: nn.Module, loss: Loss, batch: Batch, optimizer: Optimizer, forward: Forward | None, seed: int
-) -> float:
-    """Make the first step of an optimizer; its length over that of all weights that it may move."""
-    own = [weight for group in optimizer.param_groups for weight in group["params"]]
-    before = [weight.detach().clone() for weight in own]
-    length = math.hypot(*(float(weight.norm()) for weight in before))
-    try_rate(model, loss, iter([batch]), optimizer, 0.0, math.inf, forward, seed)
-    step = math.hypot(*(float((now.detach() - then).norm()) for now, then in zip(own, before, strict=True)))
-    return step / length if length else math.inf
+def try_warmup(setting: TrialSetting, build: Build, lr: float) -> WarmupAdvice:
+    """Whether a warmup helps at this rate: two trainings on the same batches, with and without."""
+    steps = WARMUP_TRIAL // 2
+    without = setting.train(build, lr, steps=WARMUP_TRIAL)
+    warmed = setting.train(build, lr, steps=WARMUP_TRIAL, warmup=steps)
+    advised = warmed.survived
+    if warmed.survived and without.survived:
+        fall = without.losses[0] - min(without.score, warmed.score)
+        advised = without.score - warmed.score > WARMUP_GAIN * fall
+    return tried_warmup(advised, steps, without, warmed)
 
 
-def _height(score: float, first: float) -> float:
-    """The logarithm of the score; a loss that begins at or below 0 has none and is taken as it is."""
-    return math.log(max(score / first, LOWEST)) if first > 0 else score / (abs(first) or 1.0)
+@dataclass
+class RateSearch:
+    """Trials from `start` on, by factors of 2 up or down, until the loss is higher on both sides."""
 
+    setting: TrialSetting
+    build: Build
+    start: float
+    steps: int
+    trials: dict[int, Trial] = field(default_factory=dict)
+    longer: Trial | None = None
 
-def _pieces(batches: Sequence[Batch], halves: bool, seed: int) -> Iterator[Batch]:
-    source = generator(seed, "halves")
-    for batch in itertools.cycle(batches):
-        if halves and batch.size >= 4:
-            yield part_of(batch, torch.randperm(batch.size, generator=source)[: batch.size // 2])
+    def run(self) -> int:
+        """The power of 2 of the best rate; `learned` says whether the network learns there."""
+        best = 0
+        if self._falls(0) and self._is_better(1, 0):
+            while len(self.trials) < MOST_TRIALS and self._is_better(best + 1, best):
+                best += 1
         else:
-            yield batch
+            while not self._is_settled(best) and len(self.trials) < MOST_TRIALS:
+                best -= 1
+        if len(self.trials) >= MOST_TRIALS:
+            best = min(self.trials, key=self._score)
+        if self.trials[best].outcome not in (LEARNED, DIVERGED):
+            rate = self.start * 2.0**best
+            self.longer = self.setting.train(self.build, rate, steps=LONGER * self.steps)
+        return best
+
+    def _is_settled(self, power: int) -> bool:
+        """Whether half of this rate is worse and yet lowers the loss, or nothing moves at either.
+
+        Among rates that destroy the network at once, the differences mean nothing, and near them a dead
+        network may end just below its first loss.
+        """
+        pair = [self._trial(power), self._trial(power - 1)]
+        gain = self.setting.loss_range.gain(pair[0].losses[0])
+        if all(trial.survived and abs(trial.score - trial.losses[0]) < STILL * gain for trial in pair):
+            return True
+        return self._falls(power) and self._falls(power - 1) and self._is_better(power, power - 1)
+
+    @property
+    def learned(self) -> bool:
+        made = [*self.trials.values(), *([self.longer] if self.longer else [])]
+        return any(trial.outcome == LEARNED for trial in made)
+
+    def interpolated(self, best: int) -> float:
+        """The rate at the bottom of a parabola through the best trial and its neighbours."""
+        middle, most = self._score(best), self._score(best) + 2 * self._largest_fall()
+        # A neighbour that was not tried, because there were too many trials, counts as an equal.
+        scores = [self._score(power) if power in self.trials else middle for power in (best - 1, best + 1)]
+        below, above = (min(score, most) for score in scores)
+        bend = below - 2 * middle + above
+        shift = 0.5 * (below - above) / bend if bend > 0 else 0.0
+        return self.start * 2.0 ** (best + min(max(shift, -0.5), 0.5))
+
+    def _trial(self, power: int) -> Trial:
+        if power not in self.trials:
+            self.trials[power] = self.setting.train(self.build, self.start * 2.0**power, steps=self.steps)
+        return self.trials[power]
+
+    def _score(self, power: int) -> float:
+        trial = self._trial(power)
+        return trial.score if trial.survived else math.inf
+
+    def _falls(self, power: int) -> bool:
+        return self._score(power) < self._trial(power).losses[0]
+
+    def _largest_fall(self) -> float:
+        falls = [trial.losses[0] - trial.score for trial in self.trials.values() if trial.survived]
+        return max(falls, default=0.0)
+
+    def _is_better(self, power: int, other: int) -> bool:
+        """Whether a rate ends lower; the higher of two must be so by a part of the largest fall."""
+        score, than = self._score(power), self._score(other)
+        return score + (power - other) * TILT * self._largest_fall() < than
 
 
-def _can_halve(
-    found: ModelState, model: nn.Module, loss: Loss, batch: Batch, forward: Forward | None
-) -> bool:
-    """Whether forward and loss accept half of the examples."""
-    half = next(_pieces([batch], True, 0))
-    try:
-        with found.with_stand_ins(0), torch.no_grad():
-            return bool(loop.evaluate_loss(model, loss, copy_to(half, device_of(model)), forward).isfinite())
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return False
+def _starting_rate(steps: OptimizerRule, best: float, moved: float) -> float:
+    """Where the trials begin: near the rate that they favour as a rule.
+
+    `best` is the rate of the largest guaranteed decrease. Where the curvature sets none, the first step is a
+    fixed part of the length of the weights; `moved` is that part per unit of rate.
+    """
+    if 0 < best < math.inf:
+        is_plain = isinstance(steps.rule, Descent) and not steps.rule.momentum
+        return best if is_plain else 2 * best
+    return part_of_length(steps) / moved if 0 < moved < math.inf else 1e-3
 
 
-def start_and_part(steps: OptimizerRule, best: float) -> tuple[float, float]:
-    """Where the trials begin, near the rate that they favour as a rule, and the part of the first step."""
+def part_of_length(steps: OptimizerRule) -> float:
+    """The length of a good first step, as a part of the length of the weights."""
     if not isinstance(steps.rule, Descent):
-        return 2 * best, PART_ADAM
-    return (2 * best, PART_MOMENTUM) if steps.rule.momentum else (best, PART_SGD)
+        return PART_ADAM
+    return PART_MOMENTUM if steps.rule.momentum else PART_SGD
 
 
 def builder(steps: OptimizerRule, optimizer: AnyOptimizer, model: nn.Module) -> Build:

@@ -1,0 +1,117 @@
+"""The unit in which losses are compared: between the best constant output and the best outputs of all.
+
+A constant added to the loss moves both alike, and a factor scales both: their difference is a unit that
+changes as training does. Neither involves the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hessinit.curvature.preconditioner import part_of
+from hessinit.problem.batches import Batch
+
+LossOf = Callable[[Tensor, Batch], Tensor]
+
+# Outputs that are fitted one by one: the first examples stand for all, and there are at least two of them.
+_FITTED_OUTPUTS, _MOST_OUTPUTS = 2**20, 2**23
+_ITERATIONS = 20
+_STEADY = 0.5  # what the second half of the iterations may gain, relative to the first
+_ENDLESS = 1e12  # an output of this size was driven there by a loss without a lowest value
+
+
+@dataclass(frozen=True)
+class LossRange:
+    """The lowest loss of an output that ignores the inputs, and that of outputs free of any network.
+
+    Either is nan where it is not known: the loss needs more than the output, or has no lowest value.
+    """
+
+    constant: float = math.nan
+    free: float = math.nan
+
+    def height(self, loss: float) -> float:
+        """How far a loss, or that of the best constant output, is above the lowest; nan if not known."""
+        return max(loss, self.constant) - self.free if loss > self.free else math.nan
+
+    def gain(self, first: float) -> float:
+        """What training can gain, at most, from a first loss; nan if not known."""
+        start = first if math.isnan(self.constant) else min(first, self.constant)
+        return start - self.free if start > self.free else math.nan
+
+
+UNKNOWN = LossRange()
+
+
+def find_loss_range(loss_of: LossOf, output: Any, batches: Sequence[Batch]) -> LossRange:
+    """Both losses for outputs like `output`, that of each batch; costs evaluations of the loss alone."""
+    output = output.detach() if isinstance(output, Tensor) else None
+    if output is None or not output.is_floating_point():
+        return UNKNOWN
+    constant, free = math.nan, math.nan
+    with warnings.catch_warnings(), contextlib.suppress(Exception):  # a loss may need the model, or its batch
+        warnings.simplefilter("ignore")
+        constant = constant_loss(loss_of, output, batches)
+        free = constant - _free_gain(loss_of, output, batches[0])
+    return LossRange(constant if math.isfinite(constant) else math.nan, free)
+
+
+def constant_loss(loss_of: LossOf, output: Tensor, batches: Sequence[Batch]) -> float:
+    """The lowest mean loss of an output that ignores the inputs: one vector for all examples and positions.
+
+    `output` is like those of the batches. A network at this loss has learned how often the targets occur, and
+    nothing else. The vector runs along the second or the last dimension, whichever is better.
+
+    >>> targets = torch.tensor([0, 0, 0, 1])
+    >>> def cross_entropy(output, batch):
+    ...     return torch.nn.functional.cross_entropy(output, batch.targets)
+    >>> round(constant_loss(cross_entropy, torch.zeros(4, 2), [Batch(None, targets, 4)]), 3)  # the entropy
+    0.562
+    """
+
+    def mean(vector: Tensor) -> Tensor:
+        return torch.stack([loss_of(vector.expand_as(output), batch) for batch in batches]).mean()
+
+    axes = {min(1, output.ndim - 1), output.ndim - 1}
+    shapes = [[size if at == axis > 0 else 1 for at, size in enumerate(output.shape)] for axis in axes]
+    return min(_lowest(mean, output.new_zeros(shape)) for shape in shapes)
+
+
+def _free_gain(loss_of: LossOf, output: Tensor, batch: Batch) -> float:
+    """How far below the best constant output free outputs get; nan where the loss has no lowest value."""
+    count = min(len(output), max(2, _FITTED_OUTPUTS * len(output) // max(output.numel(), 1)))
+    if output[:count].numel() > _MOST_OUTPUTS:
+        return math.nan
+    if count < len(output):
+        output, batch = output[:count], part_of(batch, torch.arange(count))
+
+    # Not from a constant output: by symmetry, the gradient of a loss that compares examples is zero there.
+    spread = 1e-2 * torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
+    return constant_loss(loss_of, output, [batch]) - _lowest(lambda free: loss_of(free, batch), spread)
+
+
+def _lowest(value: Callable[[Tensor], Tensor], start: Tensor) -> float:
+    """The lowest value; nan where it still falls as it did at first, as a linear function does."""
+    solver = torch.optim.LBFGS([start.requires_grad_()], max_iter=_ITERATIONS, line_search_fn="strong_wolfe")
+
+    def evaluate() -> Tensor:
+        solver.zero_grad()
+        loss = value(start)
+        loss.backward()
+        return loss
+
+    first = float(value(start).detach())
+    solver.step(evaluate)
+    middle = float(value(start).detach())
+    solver.step(evaluate)
+    last = float(value(start).detach())
+    is_bounded = middle - last <= _STEADY * (first - middle) and float(start.detach().abs().max()) < _ENDLESS
+    return last if is_bounded else math.nan

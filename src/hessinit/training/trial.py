@@ -1,0 +1,210 @@
+"""One short training, and the one verdict on it: learned, did not learn, or diverged.
+
+Nothing here depends on a constant in the loss, or on its unit: losses are compared in parts of what training
+could gain (`LossRange`), and with the noise between mini-batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hessinit.curvature.preconditioner import part_of
+from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
+from hessinit.problem.batches import Batch
+from hessinit.problem.preserve import ModelState, untouched_model
+from hessinit.problem.problem import Forward, Loss
+from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
+from hessinit.training import loop
+from hessinit.training.data import copy_to, device_of, generator, seed_everything
+
+Build = Callable[[float], Optimizer]
+
+STEPS = 24
+# Of what training could gain: a fall by this part is learning, and a rise by that part is divergence, if it
+# is larger than so many standard deviations of the noise between batches. FAR above, noise does not count.
+LEAST_FALL, LEAST_RISE, DEVIATIONS, FAR = 0.02, 0.05, 3.0, 2.0
+
+
+def judge(losses: Sequence[float], loss_range: LossRange = UNKNOWN) -> str:
+    """The verdict on a training, from the loss of each of its steps.
+
+    The level that counts is the median of the last third. It has learned if that is below its first loss and
+    below that of every constant output, by 2 % of what it could gain; and diverged if that is above the first
+    loss by 5 %. Where the loss has no known range, the noise decides alone.
+
+    >>> judge([2.0, 1.9, 1.5, 1.0, 0.9, 0.8], LossRange(constant=2.3, free=0.0))
+    'learned'
+    >>> judge([1002.4, 1002.3, 1002.3, 1002.3], LossRange(constant=1002.3, free=1000.0))
+    'did not learn'
+    >>> judge([-5.0, -4.0, 3.0, 9.0], LossRange(constant=-4.0, free=-7.0))
+    'diverged'
+    """
+    if not math.isfinite(losses[-1]):
+        return DIVERGED
+    last = math.ceil(len(losses) / 3)
+    first, level = losses[0], statistics.median(losses[-last:])
+    gain = loss_range.gain(first)
+    if _rises(losses, last, level, loss_range):
+        return DIVERGED
+    if math.isnan(gain):
+        least = DEVIATIONS * _noise(losses[: last + 1])
+        return LEARNED if level < first - least else DID_NOT_LEARN
+    return LEARNED if level < loss_range.free + (1 - LEAST_FALL) * gain else DID_NOT_LEARN
+
+
+def _rises(losses: Sequence[float], last: int, level: float, loss_range: LossRange) -> bool:
+    first = losses[0]
+    height = loss_range.height(first)
+    if level > first + FAR * height:
+        return True
+    noise = _noise(losses[: last + 1])
+    margin = 0.0
+    if not math.isnan(height):
+        noise = max(noise, _noise(losses[-last:]))
+        margin = LEAST_RISE * height
+    # Above the first loss, for a training that jumps at once; and above the mean of the first few, which is
+    # known better, for one that climbs slowly. The first mini-batch may be an easy one.
+    for count in {1, max(1, min(last, len(losses) - last))}:
+        reference = statistics.fmean(losses[:count])
+        by_chance = DEVIATIONS * noise * math.sqrt(1 / count + 1 / last)
+        if level > reference + margin + by_chance:
+            return True
+    return False
+
+
+def _noise(losses: Sequence[float]) -> float:
+    """The standard deviation of one loss, from the median difference of neighbours: jumps do not count."""
+    differences = [abs(after - before) for before, after in itertools.pairwise(losses)]
+    return statistics.median(differences or [0.0]) / (0.6745 * math.sqrt(2))
+
+
+@dataclass(frozen=True)
+class TrialSetting:
+    """What the trials of one model share. Each starts from the same weights, and everything is put back."""
+
+    model: nn.Module
+    loss: Loss
+    batches: Sequence[Batch]
+    forward: Forward | None
+    seed: int
+    state: ModelState
+    halves: bool  # whether a step takes half of the batch, drawn anew: it has the noise of a whole one
+    loss_range: LossRange
+
+    def train(self, build: Build, lr: float, *, steps: int = STEPS, warmup: int = 0) -> Trial:
+        """Train for some steps, fewer where the loss gets far above its first."""
+        losses: list[float] = []
+
+        def pairs() -> Iterator[tuple[Any, Any]]:
+            for batch in itertools.islice(_pieces(self.batches, self.halves, self.seed), steps):
+                if losses and self._is_lost(losses):
+                    return
+                yield self._copy(batch)
+
+        with self.state.with_stand_ins(self.seed):
+            optimizer = build(lr)
+            seed_everything(self.seed, "trial")
+            made, _ = loop.train(
+                self.model,
+                self.loss,
+                pairs(),
+                optimizer,
+                warmup=loop.Warmup(optimizer, warmup),
+                forward=self.forward,
+                on_step=lambda _, value: losses.append(value),
+            )
+            self.model.zero_grad(set_to_none=True)
+        outcome = DIVERGED if self._is_lost(made) else judge(made, self.loss_range)
+        survived = outcome != DIVERGED
+        return Trial(
+            name="trial",
+            lr=lr,
+            steps=len(made),
+            score=statistics.fmean(made[-math.ceil(len(made) / 3) :]) if survived else math.nan,
+            survived=survived,
+            losses=tuple(made),
+            outcome=outcome,
+            reason="" if survived else f"diverged by step {len(made)}",
+        )
+
+    def first_move(self, build: Build, lr: float) -> float:
+        """The length of the first step over that of all weights that may move, per unit of rate."""
+        with self.state.with_stand_ins(self.seed):
+            optimizer = build(lr)
+            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+            before = [weight.detach().clone() for weight in weights]
+            seed_everything(self.seed, "trial")
+            loop.train(self.model, self.loss, [self._copy(self.batches[0])], optimizer, forward=self.forward)
+            self.model.zero_grad(set_to_none=True)
+            after = [weight.detach() for weight in weights]
+            step = math.hypot(*(float((new - old).norm()) for new, old in zip(after, before, strict=True)))
+        length = math.hypot(*(float(weight.norm()) for weight in before))
+        return step / (length * lr) if length else math.inf
+
+    def _copy(self, batch: Batch) -> tuple[Any, Any]:
+        dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
+        return copy_to(batch, device_of(self.model), dtypes.pop() if len(dtypes) == 1 else None)
+
+    def _is_lost(self, losses: Sequence[float]) -> bool:
+        return not math.isfinite(losses[-1]) or losses[-1] > losses[0] + FAR * self.loss_range.height(
+            losses[0]
+        )
+
+
+@contextlib.contextmanager
+def prepare_trials(
+    model: nn.Module,
+    loss: Loss,
+    batches: Sequence[Batch],
+    *,
+    forward: Forward | None = None,
+    seed: int = 0,
+    halves: bool = True,
+) -> Iterator[TrialSetting]:
+    """Trials on halves of the batch; several batches, and one that cannot be halved, are taken whole."""
+    with torch.inference_mode(False), torch.enable_grad(), untouched_model(model, loss, forward) as state:
+        setting = TrialSetting(model, loss, batches, forward, seed, state, halves, UNKNOWN)
+        halves = halves and len(batches) == 1 and _accepts_half(setting)
+        yield TrialSetting(model, loss, batches, forward, seed, state, halves, _range_of(setting))
+
+
+def _range_of(setting: TrialSetting) -> LossRange:
+    with setting.state.with_stand_ins(setting.seed), torch.no_grad():
+        inputs, targets = setting._copy(setting.batches[0])
+        model, forward = setting.model, setting.forward
+        try:
+            output = model(inputs) if forward is None else forward(model, inputs)
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return UNKNOWN
+    batch = Batch(inputs, targets, setting.batches[0].size)
+    return find_loss_range(lambda found, one: setting.loss(found, one.targets), output, [batch])
+
+
+def _accepts_half(setting: TrialSetting) -> bool:
+    """Whether forward and loss accept half of the examples."""
+    half = next(_pieces(setting.batches, True, 0))
+    try:
+        with setting.state.with_stand_ins(0), torch.no_grad():
+            value = loop.evaluate_loss(setting.model, setting.loss, setting._copy(half), setting.forward)
+            return bool(value.isfinite())
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return False
+
+
+def _pieces(batches: Sequence[Batch], halves: bool, seed: int) -> Iterator[Batch]:
+    source = generator(seed, "halves")
+    for batch in itertools.cycle(batches):
+        if halves and batch.size >= 4:
+            yield part_of(batch, torch.randperm(batch.size, generator=source)[: batch.size // 2])
+        else:
+            yield batch
