@@ -15,7 +15,7 @@ import typer
 
 from hessinit.errors import ConvergenceError, ProblemError
 
-NOT_CONVERGED = 1
+NOT_MET = 1  # not converged, not learned, or a target that is not met
 WRONG_USAGE = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -94,7 +94,7 @@ def _explain(failure: BaseException, doing: str) -> NoReturn:
             message += " On the command line the function returns such arguments as a dict, its fourth value."
         stop(message)
     if isinstance(failure, ConvergenceError):
-        stop(f"Not converged: {in_options(str(failure))}", NOT_CONVERGED)
+        stop(f"Not converged: {in_options(str(failure))}", NOT_MET)
     cause, what = failure, f"{doing} failed"
     if isinstance(failure, UserCodeError):
         cause, what = failure.__cause__ or failure, str(failure)

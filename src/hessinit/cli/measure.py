@@ -12,11 +12,13 @@ import typer
 
 import hessinit
 from hessinit.cli import options
-from hessinit.cli.failures import NOT_CONVERGED, failures_explained, stop
+from hessinit.cli.failures import NOT_MET, failures_explained, stop
 from hessinit.cli.output import Output, progress
 from hessinit.cli.problem_file import LoadedProblem, find_problem, load_problem, shared_keywords
+from hessinit.present.advice import describe_trial
 from hessinit.present.words import format_number
 from hessinit.results import curvature_report as results
+from hessinit.results.initialization import DIVERGED, Trial
 
 # What a problem may say to `measure` that means the same to initialize.
 SHARED = ("optimizer", "forward", "dropout", "layers", "curvature", "reduction", "check")
@@ -94,7 +96,7 @@ def measure(
                 optimizer=advice.optimizer, learning_rate=advice.learning_rate, lr=advice.lr,
                 stable_learning_rate=advice.stable_learning_rate, converged=advice.converged,
             ))  # fmt: skip
-        judged = lr if advice is None else advice.lr
+        judged, trial = lr if advice is None else advice.lr, None
         if not dry_run and report.network_measured and report.findings is not None:
             from hessinit.training import assert_sound as sound
             from hessinit.training.optimizer_rules import build_optimizer_rule
@@ -104,12 +106,13 @@ def measure(
             if rule.lr is not None:
                 stable = (report if advice is None else advice).stable_learning_rate
                 forward = given.get("forward")
-                trial = sound.try_rate(loaded.model, loaded.loss, loaded.batch, used, rule, forward)
-                report = sound.judge_rate(report, rule, stable, *trial)
-    output.write(report, after=None if judged is None else judge_rate(report, judged, problem, advice))
+                tried = sound.try_rate(loaded.model, loaded.loss, loaded.batch, used, rule, forward)
+                report = sound.judge_rate(report, rule, stable, *tried)
+                trial = tried[0]
+    output.write(report, after=None if judged is None else tell_rate(report, judged, problem, advice, trial))
     if not dry_run and not report.converged:
         missed = f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}."
-        stop(missed, NOT_CONVERGED)
+        stop(missed, NOT_MET)
 
 
 def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
@@ -130,19 +133,21 @@ def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
     return tell
 
 
-def judge_rate(report: hessinit.CurvatureReport, lr: float, problem: str, advice: Any = None) -> str:
-    """Return lr·‖H‖, what the advice says of this learning rate, and the command that helps."""
-    if advice is not None:
-        return advice.warmup.reason
-    if not report.network_measured:
-        return f"lr = {lr:g}: the network's ‖H‖ was not measured, only bounded (network=False)."
-    advice = report.advice("sgd", lr=lr)
-    product = format_number(lr * report.network.norm)
-    stable = "on a quadratic, plain gradient descent is stable up to 2"
-    said = f"lr·‖H‖ = {product}; {stable}. {advice.warmup.reason}"
-    if lr <= advice.stable_learning_rate:
-        return said
-    return f"{said}\nNext: hessinit initialize {problem} --lr {lr:g}"
+def tell_rate(
+    report: hessinit.CurvatureReport, lr: float, problem: str, advice: Any, trial: Trial | None
+) -> str:
+    """Return lr·‖H‖ or what the advice says of this rate, how the trial ended, and the command that helps."""
+    sentences = [] if advice is None else [advice.warmup.reason]
+    if advice is None and report.network_measured:
+        product = format_number(lr * report.network.norm)
+        sentences.append(f"lr·‖H‖ = {product}; on a quadratic, plain gradient descent is stable up to 2.")
+    elif advice is None:
+        sentences.append(f"lr = {lr:g}: the network's ‖H‖ was not measured, only bounded (network=False).")
+    if trial is not None:
+        sentences.append(describe_trial(trial, lr))
+    helps = trial is not None and trial.outcome == DIVERGED and advice is None
+    command = f"\nNext: hessinit initialize {problem} --lr {lr:g}" if helps else ""
+    return f"{' '.join(sentences)}{command}"
 
 
 def _read_once(loaded: LoadedProblem) -> LoadedProblem:
@@ -177,7 +182,7 @@ def advise(
       hessinit advise net.py:problem --optimizer momentum --lr 0.1
       hessinit advise net.py:problem --optimizer train.py:make_optimizer --batch-size 64
 
-    Exit status: 0 done, 1 not converged, 2 wrong usage, 130 interrupted.
+    Exit status: 0 done, 1 not learned or not converged, 2 wrong usage, 130 interrupted.
     """
     place = find_problem(problem)
     output = Output(as_json, html, save, picture, reads=place.file)
@@ -191,8 +196,10 @@ def advise(
         given = {**shared_keywords(loaded, ADVISED, problem), **chosen}
         advice = hessinit.advise(loaded.model, loaded.loss, batch, **given)
     output.write(advice)
+    if not advice.learns:
+        stop("No learning rate: the advice says more.", NOT_MET)
     if not advice.converged:
-        stop("Not converged: the advice is marked ~.", NOT_CONVERGED)
+        stop("Not converged: the advice is marked ~.", NOT_MET)
 
 
 def _read_rate(text: str | None) -> str | None:
@@ -269,7 +276,7 @@ def initialize(
     or, without any file:
       hessinit.initialize_(model, loss, batch, lr=0.1, data=loader)
 
-    Exit status: 0 done, 1 target not met or no candidate survived, 2 wrong usage, 130 interrupted.
+    Exit status: 0 done, 1 target not met or nothing learned, 2 wrong usage, 130 interrupted.
     """
     place = find_problem(problem)
     output = Output(as_json, html, save, picture, weights, reads=place.file)
@@ -300,14 +307,17 @@ def initialize(
             batch, data = _cut(loaded.batch, batch_size, trial_steps or TRIAL_STEPS, seed or 0)
             keywords |= {"data": data, "progress": announced_race(show)}
         result = hessinit.initialize_(loaded.model, loaded.loss, batch, **{**keywords, **chosen})
+    if not result.learned:
+        replace(output, weights=None).write(result)
+        stop("Nothing learned, and nothing was written: the result says more.", NOT_MET)
     output.write(result)
     if weights is None:
         how = "Leave out --dry-run and pass" if dry_run else "Pass"
         typer.echo(f"No weights were written. {how} --weights FILE.safetensors to keep them.", err=True)
     if race and not result.converged:
-        stop("No candidate survived the race: the result says more.", NOT_CONVERGED)
+        stop("No candidate survived the race: the result says more.", NOT_MET)
     if not result.converged and not result.flat_enough:
-        stop("Target not met: the result says why.", NOT_CONVERGED)
+        stop("Target not met: the result says why.", NOT_MET)
 
 
 def announced_race(show: Callable[..., None]) -> Callable[[int, int, str], None]:

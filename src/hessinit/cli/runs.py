@@ -17,10 +17,11 @@ import typer
 
 import hessinit
 from hessinit.cli import options
-from hessinit.cli.failures import INTERRUPTED, failures_explained, import_torch, stop
+from hessinit.cli.failures import INTERRUPTED, NOT_MET, failures_explained, import_torch, stop
 from hessinit.cli.output import Output, progress, stdout_for_results
 from hessinit.cli.problem_file import Builder, LoadedProblem, find_problem, load_problem, shared_keywords
 from hessinit.present.words import count, format_number
+from hessinit.results.initialization import LEARNED
 
 TRACKED = 256  # examples on which the curvature is tracked, and to which the weights are fitted
 # What a problem may say to `measure` that means the same to track.
@@ -59,7 +60,7 @@ def compare(
     With --folder an interrupted comparison continues where it stopped, and further schemes, learning rates
     and seeds are added to those in the folder.
 
-    Exit status: 0 done, 2 wrong usage, 130 interrupted.
+    Exit status: 0 done, 1 nothing learned, 2 wrong usage, 130 interrupted.
     """
     _run_grid("compare", **locals())  # every option under its own name
 
@@ -90,7 +91,7 @@ def sweep(
       hessinit sweep net.py:problem --stds 0.1,0.05 --learning-rate 0.1
       hessinit sweep net.py:problem --layers 'conv*' --picture sweep.png
 
-    Exit status: 0 done, 2 wrong usage, 130 interrupted.
+    Exit status: 0 done, 1 nothing learned, 2 wrong usage, 130 interrupted.
     """
     _run_grid("sweep", **locals())
 
@@ -115,6 +116,8 @@ def _run_grid(verb: str, problem: str, **chosen: Any) -> None:
         with stdout_for_results():
             comparison = getattr(hessinit, verb)(build, loaded.loss, loaded.batch, **keywords, **chosen)
     output.write(comparison)
+    if not any(run.outcome == LEARNED for run in comparison.runs):
+        stop("Nothing learned: the result says more.", NOT_MET)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ LossOf = Callable[[Tensor, Batch], Tensor]
 
 # Outputs that are fitted one by one: the first examples stand for all, and there are at least two of them.
 _FITTED_OUTPUTS, _MOST_OUTPUTS = 2**20, 2**23
+_EXAMPLES = 64  # whose losses tell their standard deviation
 _ITERATIONS = 20
 _STEADY = 0.5  # what the second half of the iterations may gain, relative to the first
 _ENDLESS = 1e12  # an output of this size was driven there by a loss without a lowest value
@@ -77,12 +78,44 @@ def constant_loss(loss_of: LossOf, output: Tensor, batches: Sequence[Batch]) -> 
     0.562
     """
 
+    return _best_constant(loss_of, output, batches)[0]
+
+
+def _best_constant(loss_of: LossOf, output: Tensor, batches: Sequence[Batch]) -> tuple[float, Tensor]:
+    """The lowest mean loss of a constant output, and the vector that has it."""
+
     def mean(vector: Tensor) -> Tensor:
         return torch.stack([loss_of(vector.expand_as(output), batch) for batch in batches]).mean()
 
     axes = {min(1, output.ndim - 1), output.ndim - 1}
     shapes = [[size if at == axis > 0 else 1 for at, size in enumerate(output.shape)] for axis in axes]
-    return min(_lowest(mean, output.new_zeros(shape)) for shape in shapes)
+    vectors = [output.new_zeros(shape) for shape in shapes]
+    return min(((_lowest(mean, vector), vector) for vector in vectors), key=lambda pair: pair[0])
+
+
+def deviations_above_constant(loss_of: LossOf, output: Tensor, batch: Batch, loss: float) -> float:
+    """How far a loss is above that of the best constant output, in a unit that training would notice.
+
+    The unit is the standard deviation of that output's losses over the examples, or what free outputs could
+    gain from there, if that is more; nan where there is no unit.
+    """
+    with warnings.catch_warnings(), contextlib.suppress(Exception):  # a loss may need the model, or its batch
+        warnings.simplefilter("ignore")
+        constant, vector = _best_constant(loss_of, output, [batch])
+        count = min(len(output), _EXAMPLES)
+        parts = [part_of(batch, torch.tensor([example])) for example in range(count)]
+        first = part_of(batch, torch.arange(count))
+        with torch.no_grad():
+            outputs = vector.expand_as(output)
+            losses = torch.stack([loss_of(outputs[:1], part) for part in parts])
+            together = loss_of(outputs[:count], first)
+        is_sum = (together - losses.sum()).abs() < (together - losses.mean()).abs()
+        deviation = float(losses.std()) * (len(output) if is_sum else 1)
+        gain = _free_gain(loss_of, output, batch)
+        unit = max(deviation, 0.0 if math.isnan(gain) else gain)
+        if unit > 0:
+            return (loss - constant) / unit
+    return math.nan
 
 
 def _free_gain(loss_of: LossOf, output: Tensor, batch: Batch) -> float:

@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hessinit._version import __version__
 from hessinit.curvature import derivative_check, engines, operators, rounding_error, shares
 from hessinit.curvature import progress as progress_of
-from hessinit.curvature.evaluation import Evaluation, SoftmaxHessian, evaluate, unused_leaves
+from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
 from hessinit.problem import validate
@@ -46,7 +46,7 @@ def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> lis
 
 def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
     """Notes for the report: unused, frozen and random parts of the model, and what training would not do."""
-    notes = [*_note_batch_norm(problem.model), *_note_softmax(evaluations[0])]
+    notes = [*_note_batch_norm(problem.model)]
     notes += [said for one in problem.batches[:1] if (said := validate.name_large_inputs(one.inputs))]
     leaves = unused_leaves(evaluations)
     unused = [layer.name for layer in in_running_order(problem, evaluations) if layer.parameter in leaves]
@@ -70,20 +70,6 @@ def _note_batch_norm(model: nn.Module) -> Iterator[str]:
             f"BatchNorm is in eval mode ({name or 'the model'}{' …' if len(norms) > 1 else ''}): ‖H‖ is that "
             f"with its running statistics{new} as constants. Training uses the batch's: model.train() "
             "measures that, and takes longer, since examples then depend on one another."
-        )
-
-
-def _note_softmax(evaluation: Evaluation) -> Iterator[str]:
-    """The note on a softmax before a cross-entropy, which applies one itself."""
-    output = evaluation.output.detach()
-    axes = [axis for axis in {1, output.ndim - 1} if 0 < axis < output.ndim and output.shape[axis] > 1]
-    sums = [output.sum(axis) for axis in axes if bool((output >= 0).all())]
-    sure = any(bool(((one - 1).abs() < 1e-4).all()) for one in sums)
-    if sure and SoftmaxHessian.found(output, evaluation.at_output, evaluation.problem.seed) is not None:
-        yield (
-            "The model's outputs are probabilities (they sum to 1), and the loss is a cross-entropy, which "
-            "applies a softmax itself: two make gradients small, and the loss cannot come near 0. Return the "
-            "logits, without the softmax."
         )
 
 

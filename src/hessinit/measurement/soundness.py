@@ -6,8 +6,11 @@ others benchmarks/results/soundness.txt states how many failures are found, and 
 
 from __future__ import annotations
 
+import contextlib
 import math
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,14 +19,19 @@ from torch import Tensor
 from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
 from hessinit.curvature.progress import TimedGradient
 from hessinit.measurement.diagnostics import diagnose
+from hessinit.measurement.loss_range import LossOf, deviations_above_constant
 from hessinit.present import words
-from hessinit.problem.batches import tensors_in
+from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.determinism import find_bad_buffer
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import Diagnostics, Finding, LayerCurvature
 
-# The initial loss over that of a zero output.
-MOST_TIMES_ZERO_LOSS = 12.0
+# How far the initial loss may be above that of the best constant output, in that output's standard deviation
+# over the examples.
+MOST_DEVIATIONS = 8.0
+# Where zero outputs want to move alike for all examples, by this many times as much as they differ in it, the
+# best constant output is far from them.
+_FAR_FROM_ZERO = 2.0
 # The part of a layer's activations, in root mean square, that differs between examples.
 LEAST_SIGNAL = 0.02
 # The largest standard deviation of activations over the smallest.
@@ -41,7 +49,7 @@ def judge_signals(
     problem: Problem, evaluations: Sequence[Evaluation], rows: Sequence[LayerCurvature],
     gradient: TimedGradient, diagnostics: Mapping[str, Diagnostics] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The report's findings that depend on no learning rate, its norm of the gradient and loss of zeros.
+    """The report's findings that depend on no learning rate, and its norm of the gradient.
 
     Costs a forward, and two gradients where a layer gets none: weights that are zero on purpose, as in LoRA,
     keep it from the layers before them for a step or two. `diagnostics` are those of `diagnose`, if known.
@@ -49,7 +57,6 @@ def judge_signals(
     for one in evaluations:
         one.forget()  # on a GPU the graph may belong to another stream
     first, gradients = evaluations[:1], gradient.by_leaf
-    zero = float(problem.loss_of(torch.zeros_like(gradient.output), first[0].batch))
     found = diagnose(problem, first, gradients=False) if diagnostics is None else diagnostics
     parameters = {layer.name: layer.parameter for layer in problem.layers}
     names = {parameters[row.name]: row.name for row in rows}
@@ -58,9 +65,12 @@ def judge_signals(
     findings = [*_judge_finite(problem, rows), *_judge_gradients(first[0], gradients, known, names)]
     if not any(finding.kind == "no gradient" for finding in findings):
         findings += _judge_depth(known, names, inputs)
-    findings += _judge_loss(first[0].loss_value, zero, inputs)
+    output, batch = gradient.output.detach(), first[0].batch
+    findings += _judge_softmax(problem.loss_of, output, batch)
+    findings += _judge_shapes(problem.loss_of, output, batch)
+    findings += _judge_start(problem.loss_of, output, batch, inputs)
     total = math.sqrt(math.fsum(float(one.double().square().sum()) for one in gradients.values()))
-    return {"findings": tuple(findings), "gradient_norm": total, "zero_loss": zero}
+    return {"findings": tuple(findings), "gradient_norm": total}
 
 
 def _size_of_inputs(problem: Problem) -> float:
@@ -193,16 +203,80 @@ def _judge_depth(known: Mapping[str, Diagnostics], names: Mapping[str, str], inp
     )]  # fmt: skip
 
 
-def _judge_loss(loss: float, zero: float, inputs: float) -> list[Finding]:
-    if not 0 < zero < math.inf or loss <= MOST_TIMES_ZERO_LOSS * zero:
+def _judge_softmax(loss_of: LossOf, output: Tensor, batch: Batch) -> list[Finding]:
+    """Whether outputs are probabilities already, and the loss applies a softmax to them once more."""
+    for dim in {min(1, output.ndim - 1), output.ndim - 1}:
+        sums = output.sum(dim, keepdim=True)
+        if output.shape[dim] < 2 or bool((output < 0).any()) or bool(((sums - 1).abs() > 1e-3).any()):
+            continue
+        # A softmax ignores what is added to all logits of an example.
+        shifts = torch.arange(sums.numel()).to(sums).reshape(sums.shape) % 3
+        loss, shifted = (float(loss_of(logits, batch).detach()) for logits in (output, output + shifts))
+        if math.isclose(loss, shifted, rel_tol=1e-4, abs_tol=1e-6):
+            message = (
+                "The outputs are probabilities (they sum to 1), and the loss applies a softmax itself: two "
+                "make gradients small, and the loss cannot come near 0."
+            )
+            way_out = "Return the logits, without the softmax."
+            return [Finding(kind="softmax twice", message=message, way_out=way_out)]
+    return []
+
+
+def _judge_shapes(loss_of: LossOf, output: Tensor, batch: Batch) -> list[Finding]:
+    """Whether predictions (N, 1) meet targets (N,), so that a loss compares each with all others."""
+    targets = batch.targets
+    if not isinstance(targets, Tensor) or not 1 < output.numel() == targets.numel():
+        return []
+    with warnings.catch_warnings(), contextlib.suppress(Exception):  # most losses refuse such shapes
+        warnings.simplefilter("ignore")
+        pairs = torch.broadcast_shapes(output.shape, targets.shape)
+        if pairs.numel() == output.numel():
+            return []
+        all_pairs = replace(batch, targets=targets.expand(pairs))
+        own_target = replace(batch, targets=targets.reshape(output.shape))
+        loss = float(loss_of(output, batch).detach())
+        of_pairs = float(loss_of(output.expand(pairs), all_pairs).detach())
+        intended = float(loss_of(output, own_target).detach())
+        if math.isclose(loss, of_pairs, rel_tol=1e-4) and not math.isclose(loss, intended, rel_tol=1e-4):
+            shapes = f"outputs of shape {tuple(output.shape)} and targets of shape {tuple(targets.shape)}"
+            return [Finding(
+                kind="shapes", message=f"The loss compares every output with every target: {shapes}.",
+                way_out="Give the targets the outputs' shape: targets.reshape(outputs.shape).",
+            )]  # fmt: skip
+    return []
+
+
+def _judge_start(loss_of: LossOf, output: Tensor, batch: Batch, inputs: float) -> list[Finding]:
+    loss, zero = (float(loss_of(given, batch).detach()) for given in (output, torch.zeros_like(output)))
+    if not _may_start_high(loss_of, output, batch, loss, zero):
+        return []
+    deviations = deviations_above_constant(loss_of, output, batch, loss)
+    if not MOST_DEVIATIONS < deviations < math.inf:
         return []
     smaller = f"Make the last weights smaller: with an output of 0 the loss is {words.format_number(zero)}."
+    if deviations_above_constant(loss_of, output, batch, zero) > MOST_DEVIATIONS:
+        smaller = "Normalize the targets: an output of 0 is as far from them."
     return [Finding(
         kind="loss too large",
-        message=f"The initial loss is {words.format_number(loss)}, {words.format_times(loss / zero)} times "
-        "that of a zero output.",
-        way_out=_way_out(inputs, smaller),
+        message=f"The initial loss of {words.format_number(loss)} is above that of the best constant output "
+        f"by {words.format_times(deviations)} times the standard deviation of that output's losses.",
+        way_out=_way_out(inputs, smaller), excess=deviations / MOST_DEVIATIONS,
     )]  # fmt: skip
+
+
+def _may_start_high(loss_of: LossOf, output: Tensor, batch: Batch, loss: float, zero: float) -> bool:
+    """A cheap look: above zero outputs by more than these gain in one step, or all want the same change."""
+    with torch.enable_grad():
+        start = torch.zeros_like(output, requires_grad=True)
+        (gradient,) = torch.autograd.grad(loss_of(start, batch), start, materialize_grads=True)
+    if not bool(gradient.any()):
+        return loss > zero
+    mean = gradient.mean(0)
+    if float(mean.norm()) > _FAR_FROM_ZERO * float((gradient - mean).square().mean(0).sum().sqrt()):
+        return True
+    size = float(gradient.square().mean().sqrt())
+    stepped = float(loss_of(-gradient / size, batch).detach())
+    return loss > 2 * zero - stepped
 
 
 def _name(layers: Sequence[str]) -> str:

@@ -7,28 +7,24 @@ from collections.abc import Sequence
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
-from hessinit.present.curvature import optimizer_chart
+from hessinit.present.curvature import optimizer_chart, write_rate
 from hessinit.results.advice import Descent, LearningRateAdvice, TriedRates
-from hessinit.results.initialization import Trial
+from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, Trial
 
 FLAT = "The curvature is 0, so it sets no limit."
 OVERFLOW = "The curvature is not finite: no learning rate is stable with these weights."
-NO_RATE = "none"
 NOT_LEARNED = "No learning rate: the network did not learn in any trial"
-WAYS_TO_LEARN = (
-    "What may help: normalization layers, residual connections, another activation, fewer layers, other "
-    "initial weights (`hessinit initialize --lr auto`), or more data."
-)
+WAYS_TO_LEARN = "normalization layers, residual connections, another activation, fewer layers or more data"
 MATRICES = {"gauss-newton": "Gauss-Newton", "hessian": "exact Hessian", "both": "exact Hessian"}
 
 
 def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     doubt = "" if advice.converged else "~"
-    rate = doubt + w.format_number(advice.learning_rate) if advice.learns else NO_RATE
+    rate = doubt * advice.learns + write_rate(advice.learning_rate)
     warmup = f"{advice.warmup.steps} steps" if advice.warmup.advised else "none"
     rows = [
         ("learning rate", rate, advice.learning_rate_reason),
-        ("stable up to", doubt + w.format_number(advice.stable_learning_rate), advice.stable_reason),
+        ("stable up to", doubt + write_rate(advice.stable_learning_rate), advice.stable_reason),
         ("warmup", warmup, advice.warmup.reason),
     ]
     names, values, reasons = zip(*rows, strict=True)
@@ -61,7 +57,7 @@ def explain_descent(descent: Descent, norm: float) -> tuple[str, str]:
         return (FLAT, FLAT) if norm == 0 else (OVERFLOW, OVERFLOW)
     what = f"‖H + {w.format_number(descent.weight_decay)}‖" if descent.weight_decay else "‖H‖"
     longer, momentum = descent.lasting, w.format_number(descent.momentum)
-    why = "the step of the largest guaranteed decrease"
+    why = "the step of the largest guaranteed decrease on a quadratic"
     if longer != 1:
         why = f"momentum makes steps {w.format_times(longer)} times as long"
     below = f"((1 + 2·{momentum})·{what})" if descent.nesterov else what
@@ -81,7 +77,7 @@ def explain_adaptive(norm: float, best: float, stable: float, weight_decay: floa
         value = f"({value} + {w.format_number(weight_decay)})"
     why_best = (
         f"1/{value}, the norm of P^-½ H P^-½ with P the size of mini-batch gradients: the step of the "
-        "largest guaranteed decrease in the norm of this preconditioner."
+        "largest guaranteed decrease on a quadratic, in the norm of this preconditioner."
     )
     why_stable = "Above it the steps grow on a quadratic of this curvature, with P fixed."
     return FLAT if best == math.inf else why_best, FLAT if stable == math.inf else why_stable
@@ -93,7 +89,8 @@ def explain_trials(tried: TriedRates) -> str:
     low, high = (w.format_number(end(trial.lr for trial in trials)) for end in (min, max))
     made = f"{w.count(len(trials), 'trial')} of {_steps(trials)} steps at rates from {low} to {high}"
     if math.isnan(tried.rate):
-        return f"In {made} {_tell_failures(trials)}. {WAYS_TO_LEARN}"
+        ways = f"{WAYS_TO_LEARN}; other weights: `hessinit initialize --lr auto`"
+        return f"In {made} {_tell_failures(trials)}. What may help: {ways}."
     best = f"near {w.format_number(tried.favoured)} the loss fell lowest in {made}"
     if tried.stopped_at_end:
         best += ", the last of them"
@@ -101,6 +98,26 @@ def explain_trials(tried: TriedRates) -> str:
         share = f"{100 * tried.part:g} % of the weights' length"
         best += f"; at {w.format_number(tried.reach)} the first step is {share}, which counts for a third"
     return f"{best[0].upper()}{best[1:]}."
+
+
+def explain_limit(reason: str, limit: float, trials: Sequence[Trial]) -> str:
+    """Return the reason of a stability limit, and what the trials below it say against it."""
+    diverged = [trial.lr for trial in trials if trial.outcome == DIVERGED and trial.lr <= limit]
+    if not diverged:
+        return reason
+    return f"{reason} A network is not a quadratic: the trial at {w.format_number(min(diverged))} diverged."
+
+
+def describe_trial(trial: Trial, lr: float | None, where: str = "on this batch") -> str:
+    """Return what became of the loss in a short training, as a sentence."""
+    margin = "" if lr in (None, trial.lr) else f", {trial.lr / lr:.3g} times yours"
+    steps = f"{w.count(trial.steps, 'trial step')} {where} at lr {w.format_number(trial.lr)}{margin}"
+    first, last = (w.format_number(loss) for loss in (trial.losses[0], trial.losses[-1]))
+    change = "fell" if trial.losses[-1] < trial.losses[0] else "rose"
+    told = f"the loss {change} from {first} to {last}" if first != last else f"the loss stayed at {first}"
+    if trial.outcome == DID_NOT_LEARN:
+        told += ", not below that of a constant output"
+    return f"{steps}: {told if trial.survived else w.unstopped(trial.reason)}."
 
 
 def _steps(trials: Sequence[Trial]) -> str:

@@ -30,8 +30,9 @@ def describe_comparison(comparison: Comparison) -> doc.Document:
     title = "Sweep of standard deviations" if is_sweep else "Comparison of initialization schemes"
     losses = _final_losses(comparison) if is_sweep else _heat_map(comparison)
     curves = [doc.Section("Loss curves", found)] if (found := _loss_curves(comparison)) else []
+    answer = "" if any_learns(comparison) else _nothing_trains(comparison)
     return doc.Document(
-        title=w.title(title, comparison.settings), verdict=conclude_comparison(comparison),
+        title=w.title(title, comparison.settings), answer=answer, verdict=conclude_comparison(comparison),
         numbers=_key_numbers(comparison), picture=(losses.name, "losses"),
         sections=[
             doc.Section("Curvature and loss" if is_sweep else "Scheme and learning rate", [losses]),
@@ -61,7 +62,7 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
     ranked = rank_schemes(comparison)
     rates = {scheme: comparison.best_rate(scheme) for scheme in ranked}
     if not (trained := [scheme for scheme in ranked if scheme_learns(comparison, scheme)]):
-        return [_nothing_trains(comparison)]
+        return []
     best, *others = map(w.shorten, trained)
     doubt = " (one seed: no error bars)" if len(comparison.seeds) == 1 else ""
     said = f"{best} has the lowest final loss{doubt}: {_write_best(comparison, trained[0])}"
@@ -89,6 +90,10 @@ def _name_chance(comparison: Comparison) -> str:
     chance = comparison.constant_loss
     loss = "" if chance is None else f" ({w.format_number(chance)})"
     return f"that of a constant output{loss}"
+
+
+def any_learns(comparison: Comparison) -> bool:
+    return any(scheme_learns(comparison, scheme) for scheme in comparison.schemes)
 
 
 def scheme_learns(comparison: Comparison, scheme: str) -> bool:

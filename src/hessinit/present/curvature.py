@@ -17,8 +17,10 @@ MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "Exact Hessian"}
 MATRIX_NAMES["both"] = "Exact Hessian and Gauss-Newton"
 SOUND = (
     "Sound: every layer gets a gradient, the examples stay apart through the depth, and the loss is not far "
-    "above that of a zero output."
+    "above that of the best constant output."
 )
+# Layers that differ by more are of different kinds, as an embedding and a query: no scale makes them alike.
+MOST_TIMES_SHARPER = 1000.0
 ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos"}
 MORE_CHARTS = (
     "measure(…, top=10) or density=True adds 'spectrum:NAME', jacobians=True 'jacobians' and 'bounds', "
@@ -39,7 +41,7 @@ def describe_report(report: CurvatureReport) -> doc.Document:
     measured: list[doc.Block] = [cost, *w.note_paragraphs(report.notes), facts]
     return doc.Document(
         title=w.title("Curvature report", report.versions), tone=_tone(report), numbers=_key_numbers(report),
-        verdict=[conclude(report), *conclude_details(report), *_judge(report)],
+        verdict=[*_judge(report), conclude(report), *conclude_details(report)],
         sections=[
             doc.Section("Curvature by layer", layers, "layers"), rate_section(report), *details,
             doc.Section("Measurement", measured, "measured"),
@@ -57,17 +59,23 @@ def _key_numbers(report: CurvatureReport) -> list[doc.KeyNumber]:
     if len(report) > 1:
         norm, name = w.format_number(report.sharpest.norm), w.shorten(report.sharpest.name)
         numbers.append(doc.KeyNumber("Sharpest layer", norm, name))
-    rates, own = report.rates or report, "plain gradient descent"
-    best, limit = (w.format_number(rate, 2) for rate in (rates.learning_rate, rates.stable_learning_rate))
-    if report.rates is not None:
-        own = report.rates.optimizer
-        numbers += [doc.KeyNumber("Learning rate", best, own), doc.KeyNumber("Stability limit", limit, own)]
-    elif has_rates(report):
+    rates = report.rates
+    if rates is not None:
+        limit = w.format_number(rates.stable_learning_rate, 2)
         numbers += [
-            doc.KeyNumber("Largest guaranteed decrease", best, f"{own} at lr = 1/‖H‖"),
-            doc.KeyNumber("Stability limit", limit, f"{own}: lr = 2/‖H‖"),
+            doc.KeyNumber("Learning rate", write_rate(rates.learning_rate, 2), rates.optimizer),
+            doc.KeyNumber("Stability limit", limit, f"{rates.optimizer} on a quadratic"),
         ]
+    elif has_rates(report):
+        limit = w.format_number(report.stable_learning_rate, 2)
+        note = "plain gradient descent on a quadratic: lr = 2/‖H‖"
+        numbers.append(doc.KeyNumber("Stability limit", limit, note))
     return numbers
+
+
+def write_rate(rate: float, digits: int = 3) -> str:
+    """Return an advised rate; "none" where the network did not learn at any."""
+    return w.format_number(rate, digits) if 0 < rate < math.inf else "none"
 
 
 def _tone(report: CurvatureReport) -> str:
@@ -221,7 +229,7 @@ def conclude(report: CurvatureReport, optimizer: str = "") -> str:
     """
     limit = [_limit_rate(report)] if optimizer in ("", "sgd") else []
     if not optimizer and report.rates is None and has_rates(report):
-        limit.append("For momentum and Adam, see advise.")
+        limit.append("A network is not a quadratic: advise tries rates, also for momentum and Adam.")
     sentences = (
         *_compare_layers(report.layers), *_name_extremes(report.layers), *limit,
         *_compare_matrices(report.layers, report.network.gap if report.network_measured else None),
@@ -245,6 +253,9 @@ def _compare_layers(layers: Sequence[LayerCurvature]) -> Iterator[str]:
     elif len(curved) > 1 and curved[-1].norm / curved[0].norm < 1.5:
         which = "The" if len(curved) == len(layers) else f"{len(curved)} of"
         yield f"{which} {len(layers)} layers are about equally sharp."
+    elif len(curved) > 1 and curved[-1].norm / curved[0].norm > MOST_TIMES_SHARPER:
+        norm = w.format_number(curved[-1].norm)
+        yield f"{w.call_layer(curved[-1].name)} is the sharpest layer, with ‖H‖ = {norm}."
     elif len(curved) > 1:
         times = w.format_times(curved[-1].norm / curved[0].norm)
         yield f"{w.call_layer(curved[-1].name)} is {times} times sharper than {w.call_layer(curved[0].name)}."
@@ -264,10 +275,13 @@ def _name_extremes(layers: Sequence[LayerCurvature]) -> Iterator[str]:
 def _limit_rate(report: CurvatureReport) -> str:
     network, rates = report.network, report.rates
     if rates is not None:
-        doubt, both = "" if rates.converged else "~", (rates.learning_rate, rates.stable_learning_rate)
-        best, limit = (doubt + w.format_number(rate, 2) for rate in both)
+        doubt = "" if rates.converged else "~"
+        best = doubt + write_rate(rates.learning_rate, 2)
+        limit = doubt + w.format_number(rates.stable_learning_rate, 2)
         name = rates.optimizer.partition("(betas")[0]
-        return f"For {name}: learning rate {best}, unstable above {limit} (advise tells more)."
+        return (
+            f"For {name}: learning rate {best}; on a quadratic, unstable above {limit} (advise tells more)."
+        )
     is_bound = not report.network_measured and network.error > 0
     if network.norm == 0 and not is_bound:
         return "The network has no curvature, so it sets no limit to the learning rate."
@@ -275,16 +289,16 @@ def _limit_rate(report: CurvatureReport) -> str:
         return f"The network's ‖H‖ is {w.format_number(network.norm)}: no learning rate is stable."
     if is_bound:
         return _bound_rates(report)
-    limit, best = w.format_number(report.stable_learning_rate, 2), w.format_number(report.learning_rate, 2)
-    # Further parameters make ‖H‖ no smaller: the limit also holds with those that are not measured.
-    unstable = f"Plain gradient descent is unstable above lr = 2/‖H‖ = {limit}"
+    limit = w.format_number(report.stable_learning_rate, 2)
     if -network.bottom_eigenvalue > network.top_eigenvalue:
         # Along a direction of negative curvature no step is too long; 2/‖H‖ only ends the guarantee.
-        unstable = (
+        return (
             f"The most negative eigenvalue (λ = {w.format_number(network.bottom_eigenvalue)}) is the largest "
-            f"in size: a gradient step is guaranteed to lower the loss up to lr = 2/‖H‖ = {limit}"
+            f"in size: on a quadratic, a gradient step is guaranteed to lower the loss up to lr = 2/‖H‖ = "
+            f"{limit}."
         )
-    return f"{unstable}; lr = 1/‖H‖ = {best} gives the largest guaranteed decrease."
+    # Further parameters make ‖H‖ no smaller: the limit also holds with those that are not measured.
+    return f"On a quadratic of this curvature, plain gradient descent diverges above lr = 2/‖H‖ = {limit}."
 
 
 def _bound_rates(report: CurvatureReport) -> str:
@@ -295,12 +309,12 @@ def _bound_rates(report: CurvatureReport) -> str:
         most = network.norm + network.error
         return (
             f"The network was not measured (network=False). The layers bound its ‖H‖ between {least} and "
-            f"{w.format_number(most)}, so gradient descent is stable below lr = "
-            f"{w.format_number(2 / most, 2)} and unstable above {highest}."
+            f"{w.format_number(most)}, so on a quadratic gradient descent is stable below lr = "
+            f"{w.format_number(2 / most, 2)} and diverges above {highest}."
         )
     return (
         f"The network was not measured (network=False): its ‖H‖ is at least {least}, so 2/‖H‖ is at most "
-        f"{highest}. Measure the network to know which learning rates are stable."
+        f"{highest}. Measure the network to know this limit."
     )
 
 

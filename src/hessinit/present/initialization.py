@@ -10,11 +10,19 @@ from typing import Any
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
+from hessinit.present.advice import describe_trial
 from hessinit.present.comparison import HEADROOM, loss_charts
 from hessinit.present.curvature import conclude, describe_cost, describe_layer, has_rates, rate_section
 from hessinit.present.layer_details import detail_sections, layer_chart
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
-from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan, Symmetry, Trial
+from hessinit.results.initialization import (
+    LEARNED,
+    Initialization,
+    PlannedWeight,
+    SchemePlan,
+    Symmetry,
+    Trial,
+)
 
 SCALED = {
     "all": ", all weights multiplied by one gain", "last": ", the last weight scaled",
@@ -32,14 +40,17 @@ def describe_initialization(result: Initialization) -> doc.Document:
     reason = reason if said or raced else reason[:1].upper() + reason[1:]
     target = [] if result.target is None else [describe_target(result)]
     is_other = raced and result.lr is not None and {trial.lr for trial in result.trials} != {result.lr}
-    survival = [] if result.survival is None else [describe_survival(result)]
+    survival = [] if result.survival is None else [describe_trial(result.survival, result.lr)]
+    answer = (
+        "" if not (result.chose_lr or is_other) else f"learning rate: {w.format_number(result.lr or 0.0)}"
+    )
     measured = result.after or result.before
-    after = [] if result.after is None else [conclude(result.after, result.optimizer)]
+    after = [] if result.after is None else [conclude(result.after, result.optimizer), *_reconcile(result)]
     was_fitted = bool(after or result.symmetries) and not raced
     return doc.Document(
         title=w.title("Initialization report", measured.versions if measured else None),
-        answer=f"learning rate: {w.format_number(result.lr or 0.0)}" if result.chose_lr or is_other else "",
-        verdict=[f"{said}{reason}", *target, *survival, *after],
+        answer=answer if result.learned else reason,
+        verdict=[*([f"{said}{reason}"] if result.learned else []), *target, *survival, *after],
         tone="good" if result.converged or result.flat_enough else "fair" if was_fitted else "bad",
         numbers=_key_numbers(result), sections=_sections(result),
     )  # fmt: skip
@@ -63,7 +74,8 @@ def _sections(result: Initialization) -> list[doc.Section]:
             marks.append(doc.ReferenceLine(result.before.stable_learning_rate, "stability limit before"))
         sections += [rate_section(after, marks), *detail_sections(after)]
     if result.survival is not None:
-        texts = "steps", "Loss of the first steps on this batch", describe_survival(result)
+        description = describe_trial(result.survival, result.lr)
+        texts = "steps", "Loss of the first steps on this batch", description
         charts = _loss_charts(*texts, {"loss": result.survival})
         sections.append(doc.Section("First steps", charts, "steps"))
     if result.plan is not None and len(result.plan):
@@ -111,16 +123,15 @@ def _was_not_finite(result: Initialization) -> bool:
     return result.before is None and any(note.startswith("before:") for note in result.notes)
 
 
-def describe_survival(result: Initialization) -> str:
-    """Return what became of the loss in a short training on the given batch."""
-    trial = result.survival
-    assert trial is not None
-    first, last = (w.format_number(loss) for loss in (trial.losses[0], trial.losses[-1]))
-    change = "fell" if trial.losses[-1] < trial.losses[0] else "rose"
-    told = f"the loss {change} from {first} to {last}" if first != last else f"the loss stayed at {first}"
-    margin = f", {trial.lr / result.lr:.3g} times yours" if result.lr not in (None, trial.lr) else ""
-    steps = f"{w.count(trial.steps, 'trial step')} on this batch at lr {w.format_number(trial.lr)}{margin}"
-    return f"{steps}: {told if trial.survived else w.unstopped(trial.reason)}."
+def _reconcile(result: Initialization) -> list[str]:
+    """Why a rate above the stability limit of a quadratic is meant, where a trial learned at it."""
+    trial, after = result.survival, result.after
+    if result.lr is None or after is None or trial is None or trial.outcome != LEARNED:
+        return []
+    if result.optimizer != "sgd" or not has_rates(after) or result.lr <= after.stable_learning_rate:
+        return []
+    rate = f"lr {w.format_number(result.lr)} is above that on purpose"
+    return [f"{rate}: the curvature of a network falls in the first steps, and the trial learned."]
 
 
 def _race_chart(result: Initialization) -> list[doc.LineChart]:
@@ -152,7 +163,7 @@ def _loss_charts(name: str, caption: str, told: str, trials: Mapping[str, Trial]
 
 def _trial_table(trials: Sequence[Trial]) -> doc.Table:
     marks, remarks = ["" if one.survived else "diverged" for one in trials], [one.reason for one in trials]
-    if trials[0].survived:
+    if trials[0].survived and trials[0].outcome in ("", LEARNED):
         marks[0], remarks[0] = "best", "won"
     scores = [w.format_number(trial.score) if trial.survived else "–" for trial in trials]
     columns = [

@@ -196,11 +196,13 @@ def with_trials(
     advice: LearningRateAdvice, tried: TriedRates, warmup: WarmupAdvice | None
 ) -> LearningRateAdvice:
     """The advice with the rate that follows from trials, and with the warmup that was tried."""
-    reason = presenter("advice").explain_trials(tried)
+    say = presenter("advice")
+    reason = say.explain_trials(tried)
     return replace(
         advice,
         learning_rate=tried.rate,
         learning_rate_reason=reason,
+        stable_reason=say.explain_limit(advice.stable_reason, advice.stable_learning_rate, tried.trials),
         trials=tried.trials,
         warmup=warmup or untried_warmup(advice.lr, tried.rate),
     )

@@ -273,8 +273,7 @@ class CurvatureReport(ByName[LayerCurvature], Result):
     """The curvature of every layer and of the network, with how far to trust it and what it cost.
 
     `findings` say why training is expected to fail: () for a sound network, None where it was not judged.
-    `gradient_norm` is that of the loss gradient by the measured weights; `zero_loss` is the loss of a zero
-    output.
+    `gradient_norm` is that of the loss gradient by the measured weights.
 
     >>> top, bottom = Estimate(64.0, 0.01, True, "converged", 9), Estimate(0.0, 0.0, True, "semidefinite", 0)
     >>> rows = {"shape": (10, 4), "curvature": "gauss-newton", "top": top, "bottom": bottom}
@@ -307,7 +306,6 @@ class CurvatureReport(ByName[LayerCurvature], Result):
     rates: OptimizerRates | None = field(default=None, metadata=LATER)  # None: of plain gradient descent only
     findings: tuple[Finding, ...] | None = field(default=None, metadata=LATER)
     gradient_norm: float | None = field(default=None, metadata=LATER)
-    zero_loss: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         choose("curvature", self.curvature, [*MATRICES, "both"])

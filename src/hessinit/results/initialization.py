@@ -178,6 +178,11 @@ class Initialization(_Applied):
         """Whether a target was left unmet on purpose: sharper weights would not learn faster at the rate."""
         return not self.converged and self.scaling == "none" and self.kappa is not None
 
+    @property
+    def learned(self) -> bool:
+        """Whether the winner of the race learned, or nothing is known of it; else nothing was written."""
+        return not self.trials or not self.trials[0].survived or self.trials[0].outcome in ("", LEARNED)
+
     def save_weights(self, path: str | os.PathLike[str]) -> None:
         """Write the model as it is now as safetensors, whole or not at all; tied weights are stored once.
 

@@ -215,7 +215,8 @@ class Result(PlainData):
     def verdict(self) -> str:
         """What the numbers mean, in a few sentences."""
         document = presenter().describe(self)
-        return " ".join([f"{document.answer}."] * bool(document.answer) + [*document.verdict])
+        answer = [f"{document.answer.rstrip('.')}."] if document.answer else []
+        return " ".join([*answer, *document.verdict])
 
     def __repr__(self) -> str:
         return f"<{self.KIND}: print() shows it>"

@@ -34,6 +34,7 @@ MOST_TIMES_STABLE = 8.0
 LEAST_DECREASE = 3e-5
 # Adam's steps do not shrink with the gradient: signals that are lost or uneven must be so by that much more.
 ADAM_EXCESS = 1000.0
+SIGNALS = ("signal lost", "activations grow", "activations shrink")
 
 
 def assert_sound(
@@ -115,12 +116,17 @@ def without_what_adam_tolerates(
     report: CurvatureReport, rule: rules.Rule | None, *, learned: bool = False
 ) -> CurvatureReport:
     """The report with the findings that matter to an optimizer; only the hard ones if a trial `learned`."""
-    least = 1.0 if isinstance(rule, Descent) else ADAM_EXCESS
-    findings = [one for one in report.findings or () if one.excess >= (math.inf if learned else least)]
-    identical = [one for one in findings if learned and one.kind == "identical units"]
-    notes = [f"{one} Trial steps on this batch learn all the same." for one in identical]
-    kept = tuple(one for one in findings if one not in identical)
-    return replace(report, findings=kept, notes=(*report.notes, *notes))
+
+    def matters(finding: Finding) -> bool:
+        if learned:
+            return finding.excess == math.inf and finding.kind != "identical units"
+        is_tolerable = finding.kind in SIGNALS and not isinstance(rule, Descent)
+        return finding.excess >= (ADAM_EXCESS if is_tolerable else 1.0)
+
+    findings = report.findings or ()
+    identical = [finding for finding in findings if learned and finding.kind == "identical units"]
+    notes = [f"{finding} Trial steps on this batch learn all the same." for finding in identical]
+    return replace(report, findings=tuple(filter(matters, findings)), notes=(*report.notes, *notes))
 
 
 def judge_rate(

@@ -21,16 +21,18 @@ from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, defaults, fit, scales, weights
 from hessinit.init.defaults import NOT_SCALED, Config
 from hessinit.measurement.measure import note_unchecked
+from hessinit.present.advice import WAYS_TO_LEARN
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
 from hessinit.problem.problem import Forward, Loss, ProblemOptions
 from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
 from hessinit.results.curvature_report import CurvatureReport
-from hessinit.results.initialization import Initialization, Trial
+from hessinit.results.initialization import LEARNED, Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training import loop
 from hessinit.training.optimizer_rules import read_optimizer
 from hessinit.training.race import Candidate, OnStep, RaceData, race_, read_race_data, survives
+from hessinit.training.trial import LONGER as LONGER_TRIAL
 from hessinit.training.workers import race_bar
 
 # κ is divided by these in turn until the weights survive their trial; a candidate of the race has κ/4.
@@ -189,7 +191,7 @@ def initialize_(
         raise
     notes = (*result.notes, *note_unchecked(check))
     result = _priced(replace(result, notes=notes, seconds=time.perf_counter() - started), factory)
-    if dry_run:
+    if dry_run or not result.learned:
         restore()
     else:
         result = replace(result, _go_back=restore, _save_weights=partial(_save_weights, inside))
@@ -242,12 +244,10 @@ class _Work:
         self.restore()
         return fit.fit_(self.factory, self.targets, config, self.restore)
 
-    def _trial(self, lr: float, margin: float = SURVIVAL_MARGIN) -> Trial:
-        """24 steps from the present weights on the batch, a little above the rate; everything is put back."""
-        return survives(
-            self.factory.model, self.factory.loss, self.factory.batch, lr=margin * lr, steps=SURVIVAL_STEPS,
-            **self._training(),
-        )  # fmt: skip
+    def _trial(self, lr: float, margin: float = SURVIVAL_MARGIN, steps: int = SURVIVAL_STEPS) -> Trial:
+        """Some steps from the present weights on the batch, a little above the rate; all is put back."""
+        model, loss, batch = self.factory.model, self.factory.loss, self.factory.batch
+        return survives(model, loss, batch, lr=margin * lr, steps=steps, **self._training())
 
     def _training(self) -> dict[str, Any]:
         """What trials and races share."""
@@ -288,6 +288,10 @@ class _Work:
         told = " and ".join(filter(None, (branches, last, kappa)))
         why = f"; with {told}, since without the loss blew up in a trial" if told else ""
         self.config = config if told else asked
+        if asked.lr == "auto" and trial.outcome != LEARNED:
+            longer = self._trial(lr, 1.0, LONGER_TRIAL * SURVIVAL_STEPS)
+            if longer.outcome != LEARNED:
+                return self._nothing_learned_(result, [longer])
         return replace(result, survival=trial, reason=f"{result.reason}{why}")
 
     def _old_weights_(self, result: Initialization, why: str) -> Initialization:
@@ -339,6 +343,8 @@ class _Work:
                 on_step=self.progress if callable(self.progress) else bar,
             )  # fmt: skip
         winner = trials[0]
+        if winner.survived and winner.outcome != LEARNED:
+            return self._nothing_learned_(result, trials)
         if not winner.survived:
             return replace(
                 self._old_weights_(result, f"none of {len(trials)} candidates survived the race"),
@@ -357,11 +363,22 @@ class _Work:
             found = replace(found, before=result.before, after=after)
         notes = [*found.notes]
         if data.different == 1:
-            notes.append("The race had one batch, so it tested survival only.")
+            notes.append("The race had one batch: it tells which candidates learn, not which learns best.")
         goal = f" The fit: {found.reason}." if found.kappa is not None else ""
         return replace(
             found, converged=True, trials=tuple(trials), notes=tuple(notes),
             reason=f"{_tell_race(trials, steps)}.{goal}".rstrip("."),
+        )  # fmt: skip
+
+    def _nothing_learned_(self, result: Initialization, trials: Sequence[Trial]) -> Initialization:
+        """The old weights, as no trial lowered the loss below that of a constant output."""
+        self.restore()
+        steps = max(trial.steps for trial in trials)
+        return replace(
+            self._describe(result, "keep"), converged=False, trials=tuple(trials), survival=None,
+            lr=None if self.config.lr == "auto" else result.lr,
+            reason=f"Nothing learned in trials of up to {steps} steps, and nothing was written. What may "
+            f"help: {WAYS_TO_LEARN}",
         )  # fmt: skip
 
     def _survivor_first_(

@@ -20,10 +20,10 @@ from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.preserve import ModelState, UserState, untouched_model, untouched_random_state
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import all_finite
-from hessinit.results.initialization import DIVERGED, Trial
+from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import loop
 from hessinit.training.data import copy_to, device_of, generator, read_data, seed_everything
-from hessinit.training.trial import LEAST_FALL, judge
+from hessinit.training.trial import LEAST_FALL, LONGER, judge
 
 HOLD_OUT = 5  # batches are held out if there are at least this many, and then one in this many
 
@@ -93,8 +93,10 @@ def race_(
     """Train every candidate briefly and leave the initial weights of the best one in the model.
 
     All see the same batches in the same order, and the same random numbers. After each third of the steps the
-    better half goes on, at least two. A candidate is out where it diverged (`judge`). Where all finalists are
-    out, those that were dropped are trained to the end in turn.
+    better half goes on, at least two. A candidate is out where it diverged (`judge`). With one batch, where
+    losses tell who fits it best and not who learns, all that learned are equal, in the order given. If no
+    finalist has learned, the best one goes on, four times as long. Where all finalists are out, those that
+    were dropped are trained to the end in turn.
 
     The score is the mean loss of the last third. The winner is the first. If it did not survive, nobody has,
     and the old weights are back. All but the weights is left as found; whatever is raised, the weights are,
@@ -113,9 +115,14 @@ def race_(
             stay = _better_half(len(alive)) if end < steps else len(alive)
             alive = [run for run in alive if run.survived]
             alive.sort(key=trainer.rank)
+            if end == steps:
+                alive.sort(key=lambda run: run.outcome != LEARNED)
             for run in alive[stay:]:
                 run.leave(f"dropped after {end} steps")
             alive = alive[:stay]
+        if alive and alive[0].outcome != LEARNED:
+            trainer.train(alive[0], LONGER * steps)
+            alive = [run for run in alive if run.survived]
         waiting = sorted((run for run in runs if run.survived), key=_Run.order)
         while waiting and not alive:
             run = waiting.pop(0)
@@ -214,6 +221,8 @@ class _Trainer:
 
     def rank(self, run: _Run) -> float:
         """The score, with the handicap; all that have learned next to nothing so far are equal."""
+        if self.data.different == 1:
+            return float(run.outcome != LEARNED)
         gain = self.loss_range.gain(math.inf)
         fall = self.loss_range.constant - run.score
         if math.isnan(gain):

@@ -14,7 +14,7 @@ from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_war
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import loop
 from hessinit.training.optimizer_rules import AnyOptimizer, OptimizerRule, unwrap_optimizer
-from hessinit.training.trial import Build, TrialSetting
+from hessinit.training.trial import LONGER, Build, TrialSetting
 
 # All chosen on the development problems of benchmarks/advice.py. The trials are short and see one batch; the
 # best rate of 300 steps lay between theirs and the one whose first step is this part of the weights' length.
@@ -25,9 +25,6 @@ TILT = 0.02
 MOST_TRIALS = 14
 # A loss that changes by less than this part of what could be gained stands still, and at lower rates, too.
 STILL = 1e-3
-# Where the best rate has not learned yet, its trial is repeated with so many times the steps.
-LONGER = 4
-
 
 # The advice over the rate that trials favour stays between these: on the development problems of
 # benchmarks/advice.py it lay between 0.26 and 2, and above 1.5 the loss was higher.

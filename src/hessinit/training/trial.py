@@ -30,6 +30,8 @@ from hessinit.training.data import copy_to, device_of, generator, seed_everythin
 Build = Callable[[float], Optimizer]
 
 STEPS = 24
+# Where the best trial has not learned yet, one of so many times the steps decides.
+LONGER = 4
 # Of what training could gain: a fall by this part is learning, and a rise by that part is divergence, if it
 # is larger than so many standard deviations of the noise between batches. FAR above, noise does not count.
 LEAST_FALL, LEAST_RISE, DEVIATIONS, FAR = 0.02, 0.05, 3.0, 2.0
