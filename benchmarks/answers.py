@@ -305,6 +305,12 @@ class Outcome:
             return "chance"
         return "trains"
 
+    @property
+    def edge(self) -> list[int]:
+        """The lowest rate above the best one at which training fails."""
+        above = [k for k in sorted(self.grid) if k > self.best_exponent]
+        return [k for k in above if self.kind == "trains" and self.fails(self.grid[k])][:1]
+
     def excess(self, loss: float | None) -> float:
         """By how much of the fall a loss is above the best one; inf where the training diverged."""
         return math.inf if loss is None else (loss - self.best) / self.fall
@@ -434,7 +440,7 @@ def invariances(options: argparse.Namespace) -> None:
 
 
 def compare_variants(cell: Cell, _: float) -> Row | None:
-    """By variant the advised rate, in the original unit, and whether `assert_sound` passes at the first one."""
+    """By variant the advised rate, in the original unit, and whether the first one is sound."""
     answers: dict[str, list[Any]] = {}
     first = math.nan
     for name, (model, loss, batch, times) in variants(Bench(cell)):
@@ -478,9 +484,9 @@ def show_invariances(rows: list[Row]) -> None:
 
 # --- Verdicts ---------------------------------------------------------------------------------------------
 
-LEARNS = (
-    0.5  # a training within half of the fall learns; one above 1 − TOLERATED fails; others are not judged
-)
+# A training within half of the fall learns; one above 1 − TOLERATED fails; others are not judged.
+LEARNS = 0.5
+MULTIPLES = (0, 2, 4, 6)  # powers of 2: at the best rate, and 4, 16 and 64 times that
 
 
 def verdicts(options: argparse.Namespace) -> None:
@@ -491,7 +497,7 @@ def verdicts(options: argparse.Namespace) -> None:
 
 
 def take_verdicts(grids: dict[tuple[str, str, int], Outcome], cell: Cell, _: float) -> Row | None:
-    """Of `measure`; of `assert_sound` at the best rate, at twice that, at the next that fails, at the last."""
+    """Of `measure`; of `assert_sound` at multiples of the best rate, and at the first one that fails."""
     bench, outcome = Bench(cell), grids[cell.key]
     row: Row = {"measure": [], "rates": {}}
     try:
@@ -499,48 +505,61 @@ def take_verdicts(grids: dict[tuple[str, str, int], Outcome], cell: Cell, _: flo
         row["measure"] = [finding.kind for finding in report.findings or ()]
     except Exception as failure:
         row["measure"] = [f"refused: {type(failure).__name__}: {failure}"[:200]]
-    above = [k for k in sorted(outcome.grid) if k > outcome.best_exponent]
-    failing = [k for k in above if outcome.kind != "trains" or outcome.fails(outcome.grid[k])]
-    for exponent in sorted({outcome.best_exponent, *above[:1], *failing[:1], *above[-1:]}):
+    multiples = [outcome.best_exponent + power for power in MULTIPLES]
+    for exponent in sorted({*multiples, *outcome.edge}):
         arguments = (bench.model(), bench.case.loss, bench.batch())
+        verdict, message = "sound", ""
         try:
-            hessinit.assert_sound(*arguments, optimizer=cell.optimizer, lr=2.0**exponent)
-            row["rates"][str(exponent)] = ["sound", ""]
+            hessinit.assert_sound(*arguments, optimizer=cell.optimizer, lr=2.0**exponent, dropout="freeze")
         except AssertionError as failure:
-            row["rates"][str(exponent)] = ["not sound", str(failure).partition("\n\n")[0][:300]]
+            verdict, message = "not sound", str(failure).partition("\n\n")[0][:300]
         except Exception as failure:
-            row["rates"][str(exponent)] = ["refused", f"{type(failure).__name__}: {failure}"[:200]]
+            verdict, message = "refused", f"{type(failure).__name__}: {failure}"[:200]
+        loss, _error = bench.train(2.0**exponent)
+        row["rates"][str(exponent)] = [verdict, message, rounded(loss)]
     return row
 
 
+def truth_of(outcome: Outcome, loss: float | None) -> str | None:
+    """Whether a training learns or fails; None in between."""
+    excess = outcome.excess(loss) if outcome.kind == "trains" else math.inf
+    return "learns" if excess <= LEARNS else "fails" if not excess <= 1 - TOLERATED else None
+
+
 def show_verdicts(rows: list[Row], grids: dict[tuple[str, str, int], Outcome]) -> None:
-    counts = {"learns": {"sound": 0, "not sound": 0, "refused": 0}}
-    counts["fails"] = dict(counts["learns"])
-    wrong: list[str] = []
-    trains: dict[str, bool] = {}
-    found: dict[str, list[str]] = {}
+    """By place: multiples of the best rate, the first rate that fails, and cells that only reach chance.
+
+    Of the last ones the batch alone cannot tell: the network learns it by heart.
+    """
+    counts: dict[tuple[str, str, str], int] = {}
+    wrong, found = [], dict[str, list[str]]()
     for row in rows:
         outcome = grids[key_of(row)]
-        trains[row["case"]] = trains.get(row["case"], False) or outcome.kind == "trains"
         found[row["case"]] = row["measure"]
-        for exponent, (verdict, message) in row["rates"].items():
-            excess = outcome.excess(outcome.grid[int(exponent)]) if outcome.kind == "trains" else math.inf
-            truth = "learns" if excess <= LEARNS else "fails" if not excess <= 1 - TOLERATED else None
+        for exponent, (verdict, message, loss) in row["rates"].items():
+            truth = truth_of(outcome, loss)
             if truth is None:
                 continue
-            counts[truth][verdict] += 1
+            place = "edge" if int(exponent) in outcome.edge else "multiples"
+            place = "chance" if outcome.kind == "chance" else place
+            counts[place, truth, verdict] = counts.get((place, truth, verdict), 0) + 1
             if verdict != {"learns": "sound", "fails": "not sound"}[truth]:
-                rate = f"lr {2.0 ** int(exponent):.3g} {truth} ({outcome.kind}), {verdict}"
+                rate = f"lr {2.0 ** int(exponent):.3g} {truth} ({place}), {verdict}"
                 wrong.append(f"  {row['case']}, {row['optimizer']}, {rate}: {message}")
-    print("\n".join(wrong))
-    for case in found:
-        if trains[case] == bool(found[case]):
-            print(f"  measure: {case} {'trains' if trains[case] else 'does not train'}: {found[case]}")
-    alarms, passed = counts["learns"]["not sound"], counts["learns"]["sound"]
-    caught, missed = counts["fails"]["not sound"], counts["fails"]["sound"]
-    print(f"false alarms: {alarms} of {alarms + passed} ({alarms / max(alarms + passed, 1):.1%})")
-    print(f"caught: {caught} of {caught + missed} ({caught / max(caught + missed, 1):.1%})")
-    print(f"refused: {counts['learns']['refused'] + counts['fails']['refused']}")
+    print("\n".join(sorted(wrong)))
+    for case, kinds in found.items():
+        if kinds:
+            print(f"  measure: {case}: {kinds}")
+    for place in ("multiples", "edge", "chance"):
+        alarms, passed = (counts.get((place, "learns", verdict), 0) for verdict in ("not sound", "sound"))
+        caught, missed = (counts.get((place, "fails", verdict), 0) for verdict in ("not sound", "sound"))
+        refused = sum(counts.get((place, truth, "refused"), 0) for truth in ("learns", "fails"))
+        shares = f"false alarms {share(alarms, passed)}, caught {share(caught, missed)}"
+        print(f"{place}: {shares}, refused {refused}")
+
+
+def share(some: int, others: int) -> str:
+    return f"{some} of {some + others} ({some / max(some + others, 1):.1%})"
 
 
 # --- Warmup -----------------------------------------------------------------------------------------------

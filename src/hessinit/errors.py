@@ -15,7 +15,7 @@ class WeightsError(ProblemError):
 
 
 class DerivativeError(ProblemError):
-    """The derivatives are not those of the function that is trained, as finite differences show."""
+    """No curvature: torch has no second derivative, or finite differences show that the first ones differ."""
 
 
 class ConvergenceWarning(UserWarning):

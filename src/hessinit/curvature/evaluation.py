@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature import krylov, layer_uses, probes, tangents
-from hessinit.errors import ProblemError, WeightsError
+from hessinit.errors import DerivativeError, ProblemError, WeightsError
 from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.determinism import check_forward
 from hessinit.problem.problem import Problem, explained_derivatives
@@ -510,4 +510,4 @@ def _flat_loss_error(evaluation: Evaluation) -> ProblemError:
         if bool((bend.isfinite() & (bend != 0)).any()):
             cause = name_large_inputs(evaluation.batch.inputs)
             return WeightsError(f"{SATURATED_LOSS} {cause or DRAW_AGAIN}")
-    return ProblemError(LINEAR_LOSS)
+    return DerivativeError(LINEAR_LOSS)

@@ -24,7 +24,7 @@ LossOf = Callable[[Tensor, Batch], Tensor]
 # Outputs that are fitted one by one: the first examples stand for all, and there are at least two of them.
 _FITTED_OUTPUTS, _MOST_OUTPUTS = 2**20, 2**23
 _EXAMPLES = 64  # whose losses tell their standard deviation
-_ITERATIONS = 20
+_ITERATIONS = 10
 _STEADY = 0.5  # what the second half of the iterations may gain, relative to the first
 _ENDLESS = 1e12  # an output of this size was driven there by a loss without a lowest value
 
@@ -48,6 +48,10 @@ class LossRange:
         start = first if math.isnan(self.constant) else min(first, self.constant)
         return start - self.free if start > self.free else math.nan
 
+    def left_after(self, part: float, first: float) -> float:
+        """The loss after a part of what can be gained; nan if not known."""
+        return self.free + (1 - part) * self.gain(first)
+
 
 UNKNOWN = LossRange()
 
@@ -61,7 +65,8 @@ def find_loss_range(loss_of: LossOf, output: Any, batches: Sequence[Batch]) -> L
     with warnings.catch_warnings(), contextlib.suppress(Exception):  # a loss may need the model, or its batch
         warnings.simplefilter("ignore")
         constant = constant_loss(loss_of, output, batches)
-        free = constant - _free_gain(loss_of, output, batches[0])
+        known = constant if len(batches) == 1 else math.nan
+        free = constant - _free_gain(loss_of, output, batches[0], known)
     return LossRange(constant if math.isfinite(constant) else math.nan, free)
 
 
@@ -111,24 +116,30 @@ def deviations_above_constant(loss_of: LossOf, output: Tensor, batch: Batch, los
             together = loss_of(outputs[:count], first)
         is_sum = (together - losses.sum()).abs() < (together - losses.mean()).abs()
         deviation = float(losses.std()) * (len(output) if is_sum else 1)
-        gain = _free_gain(loss_of, output, batch)
+        gain = _free_gain(loss_of, output, batch, constant)
         unit = max(deviation, 0.0 if math.isnan(gain) else gain)
         if unit > 0:
             return (loss - constant) / unit
     return math.nan
 
 
-def _free_gain(loss_of: LossOf, output: Tensor, batch: Batch) -> float:
-    """How far below the best constant output free outputs get; nan where the loss has no lowest value."""
+def _free_gain(loss_of: LossOf, output: Tensor, batch: Batch, constant: float) -> float:
+    """How far below the best constant output free outputs get; nan where the loss has no lowest value.
+
+    `constant` is the loss of that output on this batch, nan if it is not known.
+    """
     count = min(len(output), max(2, _FITTED_OUTPUTS * len(output) // max(output.numel(), 1)))
     if output[:count].numel() > _MOST_OUTPUTS:
         return math.nan
     if count < len(output):
         output, batch = output[:count], part_of(batch, torch.arange(count))
+        constant = math.nan
+    if math.isnan(constant):
+        constant = constant_loss(loss_of, output, [batch])
 
     # Not from a constant output: by symmetry, the gradient of a loss that compares examples is zero there.
     spread = 1e-2 * torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
-    return constant_loss(loss_of, output, [batch]) - _lowest(lambda free: loss_of(free, batch), spread)
+    return constant - _lowest(lambda free: loss_of(free, batch), spread)
 
 
 def _lowest(value: Callable[[Tensor], Tensor], start: Tensor) -> float:

@@ -24,7 +24,7 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     warmup = f"{advice.warmup.steps} steps" if advice.warmup.advised else "none"
     rows = [
         ("learning rate", rate, advice.learning_rate_reason),
-        ("stable up to", doubt + write_rate(advice.stable_learning_rate), advice.stable_reason),
+        ("stable up to", doubt + _write_limit(advice.stable_learning_rate), advice.stable_reason),
         ("warmup", warmup, advice.warmup.reason),
     ]
     names, values, reasons = zip(*rows, strict=True)
@@ -49,6 +49,10 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
         numbers=[doc.KeyNumber(name.capitalize(), value) for name, value, _ in rows],
         sections=[doc.Section("Advice", blocks, "advice")],
     )  # fmt: skip
+
+
+def _write_limit(rate: float) -> str:
+    return "unknown" if math.isnan(rate) else write_rate(rate)
 
 
 def explain_descent(descent: Descent, norm: float) -> tuple[str, str]:
@@ -81,6 +85,11 @@ def explain_adaptive(norm: float, best: float, stable: float, weight_decay: floa
     )
     why_stable = "Above it the steps grow on a quadratic of this curvature, with P fixed."
     return FLAT if best == math.inf else why_best, FLAT if stable == math.inf else why_stable
+
+
+def explain_unknown(why: str) -> str:
+    """Return why there is no stability limit: the curvature was refused."""
+    return f"Not known, as there is no curvature: {why}"
 
 
 def explain_trials(tried: TriedRates) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 
-from hessinit.errors import ProblemError, choose
+from hessinit.errors import DerivativeError, ProblemError, choose
 from hessinit.problem import validate
 from hessinit.problem.batches import Batch, cast, map_tensors, read_batches, tensors_in
 from hessinit.problem.double_backward import Substitutes, default_device, twice_differentiable
@@ -117,14 +117,14 @@ def explained_loss(output: Any, targets: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained_derivatives(*, of_loss: bool = False) -> Iterator[None]:
-    """Turn torch's error on a missing second derivative into a `ProblemError` that names the function."""
+    """Turn torch's error on a missing second derivative into a `DerivativeError` that names the function."""
     try:
         yield
     except RuntimeError as failure:
         if (missing := _NO_DERIVATIVE.search(str(failure))) is None:
             raise
         name = missing[1].strip("_").removesuffix("_backward")
-        raise ProblemError(
+        raise DerivativeError(
             f"torch has no second derivative of {name}, which the loss uses, and every curvature needs it. "
             "Write the loss with other functions, such as log_softmax, torch.exp and sums."
             if of_loss

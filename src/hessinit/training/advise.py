@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hessinit.curvature.engines import build_engine
-from hessinit.curvature.evaluation import evaluate, find_reduction
+from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import cost_of
-from hessinit.errors import ConvergenceError, ConvergenceWarning
+from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError
 from hessinit.measurement import measure
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
@@ -91,17 +91,23 @@ def advise(
         if problem.dropout == "freeze":
             check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
             problem.dropout = "freeze" if problem.drew else "refuse"  # nothing frozen, nothing to note
-        engine = build_engine(evaluations, curvature, settings)
-        is_gauss_newton = curvature == "gauss-newton"
-        limit = rules.find_stability_limit(steps, engine, evaluations, settings, semidefinite=is_gauss_newton)
+        assert steps.rule is not None
+        try:
+            engine = build_engine(evaluations, curvature, settings)
+            limit = rules.find_stability_limit(
+                steps, engine, evaluations, settings, semidefinite=curvature == "gauss-newton"
+            )
+            del engine  # a gradient is timed: what the engine holds must not stand beside its graph
+        except DerivativeError as failure:
+            if not trial_steps:
+                raise
+            limit = rules.StabilityLimit.unknown(steps.rule, str(failure))
         notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
         shared = measure.facts_of(problem, evaluations)
         facts = {"curvature": curvature, **{name: shared[name] for name in ("loss", "examples", "versions")}}
         facts["weights"] = tuple(layer.name for layer in measure.in_running_order(problem, evaluations))
         facts["parameters"] = sum(layer.size for layer in problem.layers)
         facts["notes"] = (*notes, *steps.notes, *measure.note_uncounted(problem, steps.moved), *limit.notes)
-        halves = find_reduction(evaluations) != "sum"
-        del engine  # a gradient is timed: what the engine holds must not stand beside its graph
         for one in evaluations:
             one.forget()
     tried, warmup = None, None
@@ -109,9 +115,7 @@ def advise(
         build = rate_search.builder(steps, optimizer, unwrap(model))
         forward, seed = given.get("forward"), given["seed"]
         try:
-            with prepare_trials(
-                unwrap(model), loss, problem.batches, forward=forward, seed=seed, halves=halves
-            ) as setting:
+            with prepare_trials(unwrap(model), loss, problem.batches, forward=forward, seed=seed) as setting:
                 tried = rate_search.search_rate(setting, build, steps, limit.best, trial_steps)
                 if steps.lr is not None and steps.lr > tried.rate:
                     warmup = rate_search.try_warmup(setting, build, steps.lr)
@@ -134,6 +138,13 @@ def _advice(
     steps: rules.OptimizerRule, limit: rules.StabilityLimit, facts: dict[str, Any]
 ) -> results.LearningRateAdvice:
     rule, lr = limit.rule, steps.lr or None
+    if math.isnan(limit.norm.value):
+        reason = say.explain_unknown(limit.norm.reason)
+        return results.LearningRateAdvice(
+            optimizer=steps.name, lr=lr, learning_rate=math.nan, learning_rate_reason=reason,
+            stable_learning_rate=math.nan, stable_reason=reason, norm=limit.norm,
+            warmup=results.untried_warmup(lr, math.nan), **facts,
+        )  # fmt: skip
     if not isinstance(rule, AdamRule):
         assert limit.ends is not None
         return replace(results.advise_descent(rule, *limit.ends, lr=lr, **facts), optimizer=steps.name)

@@ -140,6 +140,11 @@ class StabilityLimit:
     products: int = 0
     notes: tuple[str, ...] = ()
 
+    @staticmethod
+    def unknown(rule: Rule, why: str) -> StabilityLimit:
+        """No limit: the curvature cannot be had, and trials alone tell the rate."""
+        return StabilityLimit(math.nan, math.nan, Estimate(math.nan, 0.0, True, why), rule)
+
 
 def find_stability_limit(
     optimizer: OptimizerRule, engine: engines.Engine, evaluations: Sequence[Evaluation],

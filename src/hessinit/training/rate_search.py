@@ -19,18 +19,15 @@ from hessinit.training.trial import LONGER, Build, TrialSetting
 # All chosen on the development problems of benchmarks/advice.py. The trials are short and see one batch; the
 # best rate of 300 steps lay between theirs and the one whose first step is this part of the weights' length.
 PART_SGD, PART_MOMENTUM, PART_ADAM = 0.05, 0.003, 0.01
-# Twice the rate must lower the loss by this part of the largest fall: where rates hardly differ, the lower
-# one is safe.
-TILT = 0.02
 MOST_TRIALS = 14
 # A loss that changes by less than this part of what could be gained stands still, and at lower rates, too.
 STILL = 1e-3
 
-# The advice over the rate that trials favour stays between these: on the development problems of
-# benchmarks/advice.py it lay between 0.26 and 2, and above 1.5 the loss was higher.
-TIMES_TRIALS = 0.25, 1.5
-# Warmup is tried over half of a training of this length; it must gain this part of the fall.
-WARMUP_TRIAL, WARMUP_GAIN = 96, 0.02
+# The advice over the rate that trials favour stays between these: trials are short and see one batch, so that
+# they survive rates at which a training fails in the end.
+TIMES_TRIALS = 0.25, 0.6
+# Warmup is tried over half of a training of this length.
+WARMUP_TRIAL = 96
 
 
 def search_rate(
@@ -66,10 +63,7 @@ def try_warmup(setting: TrialSetting, build: Build, lr: float) -> WarmupAdvice:
     steps = WARMUP_TRIAL // 2
     without = setting.train(build, lr, steps=WARMUP_TRIAL)
     warmed = setting.train(build, lr, steps=WARMUP_TRIAL, warmup=steps)
-    advised = warmed.survived
-    if warmed.survived and without.survived:
-        fall = without.losses[0] - min(without.score, warmed.score)
-        advised = without.score - warmed.score > WARMUP_GAIN * fall
+    advised = warmed.survived and not warmed.score >= without.score  # a score of nan: diverged
     return tried_warmup(advised, steps, without, warmed)
 
 
@@ -101,7 +95,7 @@ class RateSearch:
         return best
 
     def _is_settled(self, power: int) -> bool:
-        """Whether half of this rate is worse and yet lowers the loss, or nothing moves at either.
+        """Whether some rate has learned and half of this one is worse, yet lowers the loss; or nothing moves.
 
         Among rates that destroy the network at once, the differences mean nothing, and near them a dead
         network may end just below its first loss.
@@ -110,7 +104,8 @@ class RateSearch:
         gain = self.setting.loss_range.gain(pair[0].losses[0])
         if all(trial.survived and abs(trial.score - trial.losses[0]) < STILL * gain for trial in pair):
             return True
-        return self._falls(power) and self._falls(power - 1) and self._is_better(power, power - 1)
+        falls = self._falls(power) and self._falls(power - 1)
+        return self.learned and falls and self._is_better(power, power - 1)
 
     @property
     def learned(self) -> bool:
@@ -144,9 +139,7 @@ class RateSearch:
         return max(falls, default=0.0)
 
     def _is_better(self, power: int, other: int) -> bool:
-        """Whether a rate ends lower; the higher of two must be so by a part of the largest fall."""
-        score, than = self._score(power), self._score(other)
-        return score + (power - other) * TILT * self._largest_fall() < than
+        return self._score(power) < self._score(other)
 
 
 def _starting_rate(steps: OptimizerRule, best: float, moved: float) -> float:

@@ -7,15 +7,16 @@ could gain (`LossRange`), and with the noise between mini-batches.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hessinit.curvature.preconditioner import part_of
@@ -29,7 +30,9 @@ from hessinit.training.data import copy_to, device_of, generator, seed_everythin
 
 Build = Callable[[float], Optimizer]
 
-STEPS = 24
+STEPS = 32
+# What a forward or a loss raises on a batch that it was not made for.
+_REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)
 # Where the best trial has not learned yet, one of so many times the steps decides.
 LONGER = 4
 # Of what training could gain: a fall by this part is learning, and a rise by that part is divergence, if it
@@ -55,13 +58,13 @@ def judge(losses: Sequence[float], loss_range: LossRange = UNKNOWN) -> str:
         return DIVERGED
     last = math.ceil(len(losses) / 3)
     first, level = losses[0], statistics.median(losses[-last:])
-    gain = loss_range.gain(first)
     if _rises(losses, last, level, loss_range):
         return DIVERGED
-    if math.isnan(gain):
+    enough = loss_range.left_after(LEAST_FALL, first)
+    if math.isnan(enough):
         least = DEVIATIONS * _noise(losses[: last + 1])
         return LEARNED if level < first - least else DID_NOT_LEARN
-    return LEARNED if level < loss_range.free + (1 - LEAST_FALL) * gain else DID_NOT_LEARN
+    return LEARNED if level < enough else DID_NOT_LEARN
 
 
 def _rises(losses: Sequence[float], last: int, level: float, loss_range: LossRange) -> bool:
@@ -101,42 +104,52 @@ class TrialSetting:
     seed: int
     state: ModelState
     halves: bool  # whether a step takes half of the batch, drawn anew: it has the noise of a whole one
+    first: float  # the loss of the first batch before any step, nan if not known
     loss_range: LossRange
 
-    def train(self, build: Build, lr: float, *, steps: int = STEPS, warmup: int = 0) -> Trial:
-        """Train for some steps, fewer where the loss gets far above its first."""
+    def train(
+        self, build: Build, lr: float, *, steps: int = STEPS, warmup: int = 0, patient: bool = False
+    ) -> Trial:
+        """Train for some steps, fewer where the loss gets far above its first, unless `patient`.
+
+        The first loss is that of the whole batch.
+        """
         losses: list[float] = []
+
+        def add(_: int, value: float) -> None:
+            losses.append(value if losses or math.isnan(self.first) else self.first)
 
         def pairs() -> Iterator[tuple[Any, Any]]:
             for batch in itertools.islice(_pieces(self.batches, self.halves, self.seed), steps):
-                if losses and self._is_lost(losses):
+                if losses and not patient and self._is_lost(losses):
                     return
                 yield self._copy(batch)
 
         with self.state.with_stand_ins(self.seed):
             optimizer = build(lr)
             seed_everything(self.seed, "trial")
-            made, _ = loop.train(
+            loop.train(
                 self.model,
                 self.loss,
                 pairs(),
                 optimizer,
                 warmup=loop.Warmup(optimizer, warmup),
                 forward=self.forward,
-                on_step=lambda _, value: losses.append(value),
+                on_step=add,
             )
             self.model.zero_grad(set_to_none=True)
-        outcome = DIVERGED if self._is_lost(made) else judge(made, self.loss_range)
+        is_lost = not patient and self._is_lost(losses)
+        outcome = DIVERGED if is_lost else judge(losses, self.loss_range)
         survived = outcome != DIVERGED
         return Trial(
             name="trial",
             lr=lr,
-            steps=len(made),
-            score=statistics.fmean(made[-math.ceil(len(made) / 3) :]) if survived else math.nan,
+            steps=len(losses),
+            score=statistics.fmean(losses[-math.ceil(len(losses) / 3) :]) if survived else math.nan,
             survived=survived,
-            losses=tuple(made),
+            losses=tuple(losses),
             outcome=outcome,
-            reason="" if survived else f"diverged by step {len(made)}",
+            reason="" if survived else f"diverged by step {len(losses)}",
         )
 
     def first_move(self, build: Build, lr: float) -> float:
@@ -154,8 +167,12 @@ class TrialSetting:
         return step / (length * lr) if length else math.inf
 
     def _copy(self, batch: Batch) -> tuple[Any, Any]:
+        return copy_to(batch, device_of(self.model), self._dtype)
+
+    @functools.cached_property
+    def _dtype(self) -> torch.dtype | None:
         dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
-        return copy_to(batch, device_of(self.model), dtypes.pop() if len(dtypes) == 1 else None)
+        return dtypes.pop() if len(dtypes) == 1 else None
 
     def _is_lost(self, losses: Sequence[float]) -> bool:
         return not math.isfinite(losses[-1]) or losses[-1] > losses[0] + FAR * self.loss_range.height(
@@ -171,36 +188,49 @@ def prepare_trials(
     *,
     forward: Forward | None = None,
     seed: int = 0,
-    halves: bool = True,
 ) -> Iterator[TrialSetting]:
     """Trials on halves of the batch; several batches, and one that cannot be halved, are taken whole."""
     with torch.inference_mode(False), torch.enable_grad(), untouched_model(model, loss, forward) as state:
-        setting = TrialSetting(model, loss, batches, forward, seed, state, halves, UNKNOWN)
-        halves = halves and len(batches) == 1 and _accepts_half(setting)
-        yield TrialSetting(model, loss, batches, forward, seed, state, halves, _range_of(setting))
+        setting = TrialSetting(model, loss, batches, forward, seed, state, False, math.nan, UNKNOWN)
+        with contextlib.suppress(*_REFUSALS):
+            setting = _look_at_loss(setting)
+        if len(batches) == 1:
+            with contextlib.suppress(*_REFUSALS):
+                setting = replace(setting, halves=_accepts_half(setting))
+        yield setting
 
 
-def _range_of(setting: TrialSetting) -> LossRange:
-    with setting.state.with_stand_ins(setting.seed), torch.no_grad():
-        inputs, targets = setting._copy(setting.batches[0])
-        model, forward = setting.model, setting.forward
-        try:
-            output = model(inputs) if forward is None else forward(model, inputs)
-        except (RuntimeError, ValueError, IndexError, TypeError):
-            return UNKNOWN
-    batch = Batch(inputs, targets, setting.batches[0].size)
-    return find_loss_range(lambda found, one: setting.loss(found, one.targets), output, [batch])
+def _look_at_loss(setting: TrialSetting) -> TrialSetting:
+    """With the first loss and its range."""
+    with setting.state.with_stand_ins(setting.seed):
+        output, batch = _output_of(setting, setting.batches[0])
+        first = setting.loss(output, batch.targets).item()
+    loss_range = find_loss_range(lambda found, one: setting.loss(found, one.targets), output, [batch])
+    return replace(setting, first=first, loss_range=loss_range)
+
+
+def _output_of(setting: TrialSetting, batch: Batch) -> tuple[Tensor, Batch]:
+    inputs, targets = setting._copy(batch)
+    model, forward = setting.model, setting.forward
+    output = model(inputs) if forward is None else forward(model, inputs)
+    return output, Batch(inputs, targets, batch.size)
 
 
 def _accepts_half(setting: TrialSetting) -> bool:
-    """Whether forward and loss accept half of the examples."""
-    half = next(_pieces(setting.batches, True, 0))
-    try:
-        with setting.state.with_stand_ins(0), torch.no_grad():
-            value = loop.evaluate_loss(setting.model, setting.loss, setting._copy(half), setting.forward)
-            return bool(value.isfinite())
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return False
+    """Whether forward and loss accept half of the examples, and the loss is no sum over them.
+
+    The gradient of a mean by the outputs of a half is twice as large when the others are left out.
+    """
+    with setting.state.with_stand_ins(setting.seed):
+        output, batch = _output_of(setting, next(_pieces(setting.batches, True, setting.seed)))
+        value = setting.loss(output, batch.targets)
+    free = output.detach().requires_grad_()
+    half = part_of(Batch(free, batch.targets, batch.size), torch.arange(batch.size // 2))
+    (together,) = torch.autograd.grad(setting.loss(free, batch.targets), free)
+    (alone,) = torch.autograd.grad(setting.loss(half.inputs, half.targets), free)
+    own = together[alone != 0]
+    is_sum = bool(own.any()) and float((alone * together).sum() / own.square().sum()) < 1.5
+    return bool(value.isfinite()) and not is_sum
 
 
 def _pieces(batches: Sequence[Batch], halves: bool, seed: int) -> Iterator[Batch]:
