@@ -23,8 +23,6 @@ from hessinit import (
     initialize_,
     measure,
 )
-from hessinit.measurement.soundness import judge_training
-from hessinit.results.advice import Descent
 
 SQUARES = nn.MSELoss()
 
@@ -71,7 +69,7 @@ def test_a_rate_is_judged_by_the_stability_limit_of_the_optimizer() -> None:
     rose = "In 32 trial steps on this batch at lr=2.5 the loss rose from 1 to 8.3e+10. Lower lr below 2."
     assert said(model, loss, batch, lr=2.5) == rose
     assert assert_sound(model, loss, batch, lr=1.99)
-    assert assert_sound(model, loss, batch, lr=3.0, optimizer="momentum")
+    assert assert_sound(model, loss, batch, lr=1.0, optimizer="momentum")
     assert assert_sound(model, loss, batch, lr=1.99, times_stable=1)
     assert "times the stability limit" in said(model, loss, batch, lr=2.01, times_stable=1)
     heavy = torch.optim.SGD(model.parameters(), lr=38.0, momentum=0.9)
@@ -105,24 +103,32 @@ def test_trial_steps_leave_no_trace() -> None:
 
 
 def test_a_gradient_that_is_too_small_for_the_rate_is_found_and_adam_does_not_mind() -> None:
-    # loss = size·|w|²/2 with w = (1, 1): one step along the gradient lowers it by 2·lr·size of itself.
-    assert said(*quadratic(1e-4), lr=0.1).startswith(
-        "At lr=0.1 the gradient is too small: 1,000 steps along it would lower the loss by 2 %. Raise lr."
+    # loss = size·|w − (1, −1)|²/2 with w = (1, 1): a step along the gradient lowers it by 4·lr·size². The best
+    # constant output is 0, with a loss of `size`.
+    model, loss, (inputs, _) = quadratic(5e-5)
+    batch = inputs, 5e-5**0.5 * torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    assert said(model, loss, batch, lr=0.1).startswith(
+        "At lr=0.1 the gradient is too small: 1,000 steps along it would lower the loss by 2 % of what can be "
+        "gained. Raise lr."
     )
     for given in ({"lr": 0.2}, {"lr": 0.1, "optimizer": "momentum"}, {"lr": 0.1, "optimizer": "adam"}, {}):
-        assert assert_sound(*quadratic(1e-4), **given)
+        assert assert_sound(model, loss, batch, **given)
 
 
-@pytest.mark.parametrize(("ratio", "sound"), [(11.5, True), (12.5, False)])
-def test_a_loss_far_above_that_of_a_zero_output_is_found(ratio: float, sound: bool) -> None:
+@pytest.mark.parametrize(("start", "sound"), [(8.5, True), (9.5, False)])
+def test_a_loss_far_above_that_of_the_best_constant_output_is_found(start: float, sound: bool) -> None:
+    """With targets of 0 and 2 the best constant output is 1: its losses are 1, as is what free outputs gain."""
     model, loss, (inputs, _) = quadratic()
-    nn.init.constant_(model.fc.weight, 1 + ratio**0.5)  # targets of 1: the loss is `ratio`, of zeros 1
-    batch = (inputs, torch.ones(2, 1, dtype=torch.float64))
+    model.fc.weight.data.copy_(torch.tensor([[(2 * start) ** 0.5, 2.0]]))
+    batch = (inputs, torch.tensor([[0.0], [2.0]], dtype=torch.float64))
     if sound:
-        assert assert_sound(model, loss, batch).loss == pytest.approx(ratio)
+        assert assert_sound(model, loss, batch).loss == pytest.approx(start)
     else:
-        start = "The initial loss is 12.5, 13 times that of a zero output. Make the last weights smaller"
-        assert said(model, loss, batch) == f"{start}: with an output of 0 the loss is 1."
+        assert said(model, loss, batch) == (
+            "The initial loss of 9.5 is above that of the best constant output by 8.5 times the standard "
+            "deviation of that output's losses. Make the last weights smaller: with an output of 0 the loss "
+            "is 2."
+        )
         model.fc.weight.data *= 0.5
         assert assert_sound(model, loss, batch)
 
@@ -194,11 +200,11 @@ def test_measure_and_its_text_end_with_the_same_judgement() -> None:
     assert finding.kind == "signal lost"
     assert set(finding.layers) < set(report.names)
     assert said(model, loss, batch) == str(finding)
-    assert report.verdict.endswith(f"Not sound: {finding}")
+    assert report.verdict.startswith(f"Not sound: {finding}")
     assert "signal lost" in str(report)
     assert CurvatureReport.from_json(report.to_json()).findings == report.findings
     apply_scheme_(model, "lsuv", sample=batch[0])
-    assert measure(model, loss, batch).verdict.endswith("not far above that of a zero output.")
+    assert measure(model, loss, batch).verdict.startswith("Sound: every layer gets a gradient")
 
 
 def test_weights_outputs_losses_and_curvature_that_are_not_finite_are_failures() -> None:
@@ -278,31 +284,6 @@ def test_the_identical_columns_of_an_embedding_are_found() -> None:
     assert "have the same weights and gradients" in said(model, nn.CrossEntropyLoss(), batch)
     apply_scheme_(model, "lsuv", sample=batch[0])
     assert assert_sound(model, nn.CrossEntropyLoss(), batch)
-
-
-def test_a_loss_that_rises_and_ends_as_that_of_a_constant_output_is_a_rate_too_high() -> None:
-    model, loss, batch = classifier(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
-    report = measure(model, loss, batch)
-
-    def found(*ending: float) -> list[str]:
-        trial = [report.loss, 9.0, *[3.0] * 20, *ending]
-        judged = judge_training(report, Descent(), 0.1, trial=trial, constant=1.09)
-        return [one.message for one in judged.findings or ()]
-
-    start = f"In 32 trial steps on this batch at lr=0.1 the loss rose from {report.loss:.3g} to 9"
-    assert found(*[1.1] * 10) == [f"{start}, and ended at that of a constant output."]
-    assert found(*[2.0] * 10) == [f"{start}."]
-    assert found(*[0.7] * 10) == []
-
-
-def test_steps_that_learn_a_constant_output_overrule_nothing() -> None:
-    model, loss, batch = deep(nn.ReLU), nn.CrossEntropyLoss(), blobs()
-    report = measure(model, loss, batch)
-    assert [one.kind for one in report.findings] == ["signal lost"]
-    learned = [report.loss, *[0.8 * report.loss] * 31]
-    for constant, kinds in ((0.82 * report.loss, ["signal lost"]), (report.loss, [])):
-        judged = judge_training(report, Descent(), 0.1, 0.1, trial=learned, constant=constant)
-        assert [one.kind for one in judged.findings if one.kind != "gradient too small"] == kinds
 
 
 def classifier(*layers: nn.Module) -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Tensor]]:

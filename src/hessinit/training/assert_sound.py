@@ -25,7 +25,7 @@ from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
 from hessinit.training import rate_search
 from hessinit.training.advise import advise
-from hessinit.training.trial import LEAST_RISE, prepare_trials
+from hessinit.training.trial import DEVIATIONS, LEAST_RISE, noise_of, prepare_trials
 
 WIDTH = 100
 # Rates up to that many times the stability limit often train: the curvature falls in the first steps.
@@ -181,8 +181,9 @@ def _judge_height(
     if trial is None or learned:
         return []
     highest = max(value if math.isfinite(value) else math.inf for value in trial.losses)
-    rises = highest > trial.losses[0] + LEAST_RISE * loss_range.height(trial.losses[0])
-    if trial.outcome != DIVERGED and not rises:
+    by_chance = DEVIATIONS * noise_of(trial.losses)
+    least = trial.losses[0] + LEAST_RISE * loss_range.height(trial.losses[0]) + by_chance
+    if trial.outcome != DIVERGED and not highest > least:
         return []
     ending = "" if trial.outcome == DIVERGED else ", and ended no lower than that of a constant output"
     rose = f"from {words.format_number(trial.losses[0])} to {words.format_number(highest)}{ending}"

@@ -62,7 +62,7 @@ def judge(losses: Sequence[float], loss_range: LossRange = UNKNOWN) -> str:
         return DIVERGED
     enough = loss_range.left_after(LEAST_FALL, first)
     if math.isnan(enough):
-        least = DEVIATIONS * _noise(losses[: last + 1])
+        least = DEVIATIONS * noise_of(losses[: last + 1])
         return LEARNED if level < first - least else DID_NOT_LEARN
     return LEARNED if level < enough else DID_NOT_LEARN
 
@@ -72,10 +72,10 @@ def _rises(losses: Sequence[float], last: int, level: float, loss_range: LossRan
     height = loss_range.height(first)
     if level > first + FAR * height:
         return True
-    noise = _noise(losses[: last + 1])
+    noise = noise_of(losses[: last + 1])
     margin = 0.0
     if not math.isnan(height):
-        noise = max(noise, _noise(losses[-last:]))
+        noise = max(noise, noise_of(losses[-last:]))
         margin = LEAST_RISE * height
     # Above the first loss, for a training that jumps at once; and above the mean of the first few, which is
     # known better, for one that climbs slowly. The first mini-batch may be an easy one.
@@ -87,7 +87,7 @@ def _rises(losses: Sequence[float], last: int, level: float, loss_range: LossRan
     return False
 
 
-def _noise(losses: Sequence[float]) -> float:
+def noise_of(losses: Sequence[float]) -> float:
     """The standard deviation of one loss, from the median difference of neighbours: jumps do not count."""
     differences = [abs(after - before) for before, after in itertools.pairwise(losses)]
     return statistics.median(differences or [0.0]) / (0.6745 * math.sqrt(2))
