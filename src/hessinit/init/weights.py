@@ -340,7 +340,7 @@ def reason_to_keep(model: nn.Module) -> str:
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         return "the model holds adapters of peft"
     frozen = [
-        path for path, module in model.named_modules()
+        path or type(module).__name__ for path, module in model.named_modules()
         if isinstance(module, _LAYERS) or type(module).__name__ == "Conv1D"  # of Transformers
         if not (isinstance(module, nn.Embedding) and _POSITIONS.search(path))
         if any(one.ndim >= 2 and not one.requires_grad for one in module.parameters())
