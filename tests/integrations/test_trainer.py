@@ -161,7 +161,7 @@ def test_mixed_precision_gives_the_weights_and_the_curvature_of_full_precision(t
         assert torch.allclose(one, own, rtol=0.01, atol=1e-6)
 
 
-def test_a_model_with_frozen_weights_or_adapters_is_not_drawn_anew(tmp_path: Path) -> None:
+def test_a_model_with_frozen_weights_is_not_drawn_anew(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, CurvatureTrainerCallback(initialize=True), model="GPT-2")
     trainer.model.transformer.h.requires_grad_(False)  # Conv1D, a class of Transformers
     before = copy.deepcopy(trainer.model)
@@ -170,7 +170,10 @@ def test_a_model_with_frozen_weights_or_adapters_is_not_drawn_anew(tmp_path: Pat
     ):
         trainer.train()
     assert same_weights(before, trainer.model)
-    peft = pytest.importorskip("peft")
+
+
+def test_adapters_say_that_the_model_was_trained() -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
     settings = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
     adapted = peft.get_peft_model(model_and_batch("GPT-2")[0], peft.LoraConfig(**settings))
     adapted.requires_grad_(True)  # adapters tell, frozen or not

@@ -74,7 +74,7 @@ class Initializer:
             number = derive(seed, "start")
             result = initialize_(
                 model, loss, batch, lr=lr, optimizer=optimizer, forward=forward, seed=number,
-                distributed="each",
+                overwrite=True, distributed="each",
             )  # fmt: skip
             return "" if result.converged else str(result.reason)
         if callable(self.scheme):
