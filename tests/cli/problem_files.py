@@ -129,6 +129,11 @@ def with_dropout():
     model, loss, batch = problem()
     return nn.Sequential(model, nn.Dropout()), loss, batch
 
+def partly_frozen():
+    model, loss, batch = problem()
+    model[0].requires_grad_(False)
+    return model, loss, batch
+
 def frozen():
     model, loss, batch = problem()
     return model.requires_grad_(False), loss, batch

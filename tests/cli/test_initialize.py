@@ -41,6 +41,12 @@ def test_the_weights_that_are_written_have_the_norm_that_is_printed(run, net):
     assert shown.after.network.norm == pytest.approx(2, rel=0.05)
 
 
+def test_overwrite_draws_what_is_trainable_in_a_model_with_frozen_weights(run, net):
+    result = run("initialize", "net.py:partly_frozen", "--target", 2, "--overwrite", "--json")
+    expected = initialize_(*net.partly_frozen(), target=2.0, overwrite=True)
+    assert without_seconds(json.loads(result.stdout)) == without_seconds(expected.to_dict())
+
+
 def test_a_dry_run_writes_no_weights_and_says_how_to_keep_them(run, folder):
     result = run("initialize", "net.py:problem", "--target", 1, "--rule", "layers", "--dry-run")
     assert result.exit_code == 0

@@ -65,6 +65,8 @@ WRONG = [
     ("initialize net.py:problem --weights w.safetensors --dry-run", "--weights and --dry-run contradict"),
     ("initialize net.py:problem --target 1 --trial-steps 9", "--trial-steps and --batch-size are for the ra"),
     ("initialize net.py:problem --lr 1 --batch-size 9", "data hold 8 examples, fewer than --batch-size 9"),
+    ("initialize net.py:partly_frozen --lr 0.1", "frozen weights .0., .* --layers, or pass --overwrite for"),
+    ("track net.py:partly_frozen --lr 0.1 --initialize --steps 10 --batch-size 4", "or pass --overwrite for"),
     ("initialize net.py:frozen --lr 0.1", "no weight .* can be set .0: frozen, 1: frozen, 2: frozen"),
     ("track net.py:problem", "Missing option '--lr'"),
     ("track net.py:problem --lr 0.1 --steps 0", "Invalid value for '--steps'"),

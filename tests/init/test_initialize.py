@@ -341,7 +341,7 @@ def test_frozen_weights_biases_and_layers_left_out_stay() -> None:
     model = mlp(4)
     model[3].requires_grad_(False)
     kept = state(model[3])
-    result = initialize_(model, LOSS, digits(), target=2.0)
+    result = initialize_(model, LOSS, digits(), target=2.0, overwrite=True)
     assert result.converged
     assert state(model[3]) == kept
     assert "3" not in result.scales
@@ -358,6 +358,84 @@ def test_frozen_weights_biases_and_layers_left_out_stay() -> None:
     assert state(model[1]) == kept
     assert set(result.scales) == {"3", "7"}
     assert measure(model, LOSS, digits(), layers=["3", "7"]).network.norm == pytest.approx(1.0, rel=0.05)
+
+
+class Lora(nn.Module):
+    """A frozen layer and a product of two thin matrices, the second one zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16).requires_grad_(False)
+        self.down, self.up = nn.Linear(16, 2, bias=False), nn.Linear(2, 16, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.layer(x) + self.up(self.down(x)))
+
+
+def trained_before(kind: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    if kind == "embedding":
+        words = nn.Embedding(7, 4).requires_grad_(False)
+        return nn.Sequential(words, nn.Flatten(), nn.Linear(12, 3)), torch.arange(24).view(8, 3) % 7
+    if kind == "convolution":
+        first = nn.Conv1d(1, 2, 3).requires_grad_(False)
+        return nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(28, 3)), inputs(8, 1, 16)
+    if kind == "parametrized":
+        first = parametrizations.weight_norm(nn.Linear(16, 4)).requires_grad_(False)
+        return nn.Sequential(first, nn.ReLU(), nn.Linear(4, 3)), inputs(8, 16)
+    return nn.Sequential(Lora(), nn.Linear(16, 3)), inputs(8, 16)
+
+
+@pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
+@pytest.mark.parametrize("kind", ["embedding", "convolution", "parametrized", "lora"])
+def test_what_was_trained_before_is_drawn_anew_only_where_that_is_asked_for(kind: str) -> None:
+    model, data = trained_before(kind)
+    named = "0.layer" if kind == "lora" else "0"
+    before, batch, last = state(model), (data, labels(8)), model[-1]
+    for options in (
+        {"lr": 0.1},
+        {"lr": "auto"},
+        {"target": 1.0, "scheme": "keep"},
+        {"lr": 0.1, "dry_run": True},
+    ):
+        with pytest.raises(ProblemError, match=rf"has frozen weights \({named}.* pass overwrite=True"):
+            initialize_(model, LOSS, batch, **options)
+    assert state(model) == before
+    frozen = {name: one.clone() for name, one in model.named_parameters() if not one.requires_grad}
+    old = last.weight.detach().clone()
+    initialize_(model, LOSS, batch, target=1.0, overwrite=True)
+    assert not torch.equal(last.weight, old)
+    assert all(torch.equal(model.get_parameter(name), one) for name, one in frozen.items())
+    with pytest.raises(ProblemError, match="overwrite='yes' must be True or False"):
+        initialize_(model, LOSS, batch, overwrite="yes")
+
+
+@pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
+def test_zeros_beside_trained_weights_stay_zero_unless_they_are_named() -> None:
+    model, data = trained_before("lora")
+    lora, batch = model[0], (data, labels(8))
+    old = lora.down.weight.detach().clone()
+    pairs = [batch] * 3
+    for options in (
+        {"lr": 0.1},
+        {"lr": 0.1, "data": pairs, "trial_steps": 3},
+        {"lr": 1e-3, "optimizer": "adam"},
+    ):
+        initialize_(model, LOSS, batch, overwrite=True, **options)
+        assert not lora.up.weight.any()
+    assert not torch.equal(lora.down.weight, old)
+    plan = apply_scheme_(model, "he", sample=data)
+    assert {one.name: one.unchanged for one in plan}["0.up"] == "zero beside trained weights"
+    assert not lora.up.weight.any()
+    initialize_(model, LOSS, batch, lr=0.1, layers=["0.down", "1"])
+    assert not lora.up.weight.any()
+    initialize_(model, LOSS, batch, lr=0.1, layers="0.up")
+    assert lora.up.weight.any()
+    scratch = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    nn.init.zeros_(scratch[2].weight)
+    initialize_(scratch, LOSS, batch, target=1.0)
+    assert scratch[2].weight.any()
 
 
 def test_scales_are_what_the_weights_were_multiplied_by_and_tied_weights_once() -> None:

@@ -20,6 +20,7 @@ import hessinit
 from hessinit.integrations.trainer_callback import CurvatureTrainerCallback
 from hessinit.results.track_record import Tracking
 from integrations.lightning_digits import same_weights
+from integrations.tiny_transformers import model_and_batch, with_frozen_positions
 from integrations.trainer_runs import Sentences, trainer_of
 
 # With a width of four, the masks of dropout decide how gentle the start can be; each torch draws others.
@@ -139,6 +140,60 @@ def test_weights_are_initialized_for_the_optimizers_rate_before_the_first_step(t
     assert callback.tracking.points[0].lr == 0
     assert callback.tracking.points[0].norm == pytest.approx(result.after.network.norm, rel=0.02)
     assert not same_weights(before, trainer.model)
+
+
+@may_end_elsewhere
+def test_mixed_precision_gives_the_weights_and_the_curvature_of_full_precision(tmp_path: Path) -> None:
+    runs = []
+    for mixed in (False, True):
+        callback = CurvatureTrainerCallback(initialize=True)
+        trainer = trainer_of(
+            tmp_path, callback, model="Llama", max_steps=1, bf16=mixed, optim="adamw_torch",
+            learning_rate=1e-12,
+        )  # fmt: skip
+        trainer.train()
+        runs.append((trainer.model, callback))
+    (full, callback), (mixed_model, other) = runs
+    assert "forward" in vars(mixed_model)  # what the Trainer put around it is there again
+    assert other.initialization.symmetries == callback.initialization.symmetries != ()
+    assert other.tracking.points[0].norm == pytest.approx(callback.tracking.points[0].norm, rel=0.01)
+    for one, own in zip(mixed_model.parameters(), full.parameters(), strict=True):
+        assert torch.allclose(one, own, rtol=0.01, atol=1e-6)
+
+
+def test_a_model_with_frozen_weights_is_not_drawn_anew(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, CurvatureTrainerCallback(initialize=True), model="GPT-2")
+    trainer.model.transformer.h.requires_grad_(False)  # Conv1D, a class of Transformers
+    before = copy.deepcopy(trainer.model)
+    with pytest.raises(
+        hessinit.ProblemError, match=r"frozen weights \(transformer.h.0.attn.c_attn, .*layers="
+    ):
+        trainer.train()
+    assert same_weights(before, trainer.model)
+
+
+def test_adapters_say_that_the_model_was_trained() -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    settings = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
+    adapted = peft.get_peft_model(model_and_batch("GPT-2")[0], peft.LoraConfig(**settings))
+    adapted.requires_grad_(True)  # adapters tell, frozen or not
+    problem = hessinit.logits_problem(adapted, Sentences().batch(), task="causal-lm")
+    with pytest.raises(hessinit.ProblemError, match="holds adapters of peft, so it was trained before"):
+        hessinit.initialize_(*problem[:3], lr=0.1, **problem[3])
+
+
+@may_end_elsewhere
+@pytest.mark.parametrize("kind", ["Whisper", "ViT-MAE"])
+def test_position_tables_that_transformers_freezes_are_no_trained_weights(kind: str) -> None:
+    model, loss, batch, forward = with_frozen_positions(kind)
+    frozen = [name for name, one in model.named_parameters() if not one.requires_grad]
+    assert frozen
+    assert all("pos" in name for name in frozen)
+    kept = [model.get_parameter(name).clone() for name in frozen]
+    before = copy.deepcopy(model)
+    hessinit.initialize_(model, loss, batch, lr=1e-3, optimizer="adamw", forward=forward, report=False)
+    assert not same_weights(before, model)
+    assert all(torch.equal(model.get_parameter(name), one) for name, one in zip(frozen, kept, strict=True))
 
 
 @pytest.mark.sweep

@@ -126,3 +126,29 @@ def model_and_batch(name: str, **settings: Any) -> tuple[nn.Module, dict[str, Te
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=0.3)
     return model, data(torch.Generator().manual_seed(2))
+
+
+def with_frozen_positions(kind: str) -> tuple[nn.Module, Any, Any, Any]:
+    """Model, loss, batch and forward of an architecture that freezes a table of sines when it is made."""
+    torch.manual_seed(0)
+    if kind == "ViT-MAE":
+        sizes: dict[str, Any] = {"num_channels": 1, "image_size": 4, "patch_size": 2, "mask_ratio": 0.5}
+        for part in ("", "decoder_"):
+            sizes |= {f"{part}num_hidden_layers": 1, f"{part}num_attention_heads": 2}
+            sizes |= {f"{part}hidden_size": 4, f"{part}intermediate_size": 6}
+        masked = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**sizes))
+        batch = (torch.randn(3, 1, 4, 4), torch.rand(3, 4)), torch.randn(3, 4, 4)
+        return masked, nn.MSELoss(), batch, lambda model, x: model(x[0], noise=x[1]).logits
+    config = transformers.WhisperConfig(
+        vocab_size=VOCABULARY, num_mel_bins=3, d_model=WIDTH, encoder_layers=1, decoder_layers=1,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=6, decoder_ffn_dim=6,
+        max_source_positions=LENGTH, max_target_positions=LENGTH, decoder_start_token_id=1, **_SPECIAL,
+    )  # fmt: skip
+    tokens = _tokens(torch.Generator().manual_seed(2))["input_ids"]
+    named = {"input_features": torch.randn(3, 3, 2 * LENGTH), "decoder_input_ids": tokens, "use_cache": False}
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    speech = transformers.WhisperForConditionalGeneration(config).eval()
+    return speech, loss, (named, tokens), lambda model, x: model(**x).logits

@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ def equal_to_one_process() -> Callable[[], None]:
             ddp = nn.parallel.DistributedDataParallel(model)
             for loss, given in zip(losses, options, strict=True):
                 accurate: dict[str, Any] = {"tolerance": tolerance / 10, **given}
-                truth = hessinit.measure(model, loss, batch, **accurate)
+                truth = hessinit.measure(model, loss, batch, distributed="each", **accurate)
                 for mode, own in (("batch", share(batch, rank, ranks)), ("layers", batch)):
                     found = hessinit.measure(ddp, loss, own, distributed=mode, **accurate)
                     assert_same(found, truth, tolerance)
@@ -93,7 +94,8 @@ def report_more() -> Callable[[], None]:
             "density": True,
             "tolerance": 1e-8,
         }
-        truth = hessinit.measure(model, loss, batch, **more, jacobians=True, diagnostics=True)
+        each: dict[str, Any] = {"distributed": "each", "jacobians": True, "diagnostics": True}
+        truth = hessinit.measure(model, loss, batch, **more, **each)
         found = hessinit.measure(
             model, loss, batch, **more, jacobians=True, diagnostics=True, distributed="layers"
         )
@@ -116,7 +118,7 @@ def report_more() -> Callable[[], None]:
 
         given: dict[str, Any] = {"forward": forward, "tolerance": 1e-8}
         signs = [(batch[0].abs() * sign, batch[1]) for sign in [1.0] + [-1.0] * (ranks - 1)]
-        truth = hessinit.measure(partly, loss, signs, **given)
+        truth = hessinit.measure(partly, loss, signs, distributed="each", **given)
         found = hessinit.measure(partly, loss, signs[rank], distributed="batch", **given)
         assert_same(found, truth, 1e-6)
         assert found.notes[0] == "Not used by the forward, so without curvature: c."
@@ -136,7 +138,7 @@ def work_on_the_first() -> Callable[[], None]:
             with torch.no_grad():  # other weights on the others, which get those of rank 0
                 model[0].weight += rank
             old = [one.detach().clone() for one in model.parameters()]
-            truth = hessinit.initialize_(alone, loss, batch, **given)
+            truth = hessinit.initialize_(alone, loss, batch, distributed="each", **given)
             own = batch if mode == "layers" else share(batch, rank, ranks)
             ddp = nn.parallel.DistributedDataParallel(model)
             with torch.no_grad():
@@ -156,7 +158,7 @@ def work_on_the_first() -> Callable[[], None]:
             assert all(torch.equal(one, value) for one, value in zip(model.parameters(), old, strict=True))
         model = network(torch.float32)
         for optimizer in ("sgd", "adam"):
-            truth = hessinit.advise(model, loss, batch, optimizer=optimizer)
+            truth = hessinit.advise(model, loss, batch, optimizer=optimizer, distributed="each")
             found = hessinit.advise(
                 model, loss, share(batch, rank, ranks), optimizer=optimizer, distributed="batch"
             )
@@ -202,6 +204,63 @@ def tell(call: Callable[[], Any]) -> None:
         print(f"measured {call().examples} examples", flush=True)
     except Exception as failure:
         print(f"{type(failure).__name__}: {failure}", flush=True)
+
+
+def say_who_works() -> Callable[[], None]:
+    """Each line is the refusal of a verb that was not told, or what every rank got that was."""
+
+    def attempt(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except hessinit.ProblemError as refusal:
+            print(refusal, flush=True)
+        else:
+            print("nothing refused", flush=True)
+
+    def work(rank: int, ranks: int) -> None:
+        warnings.simplefilter("ignore")
+        loss, own = nn.CrossEntropyLoss(), share(whole_batch(torch.float32), rank, ranks)
+        model, inside = network(torch.float32), network(torch.float32)
+        ddp = nn.parallel.DistributedDataParallel(inside)
+        before = [one.detach().clone() for one in (*model.parameters(), *inside.parameters())]
+        few: dict[str, Any] = {"steps": 10, "seeds": 1, "workers": 1, "progress": False, "batch_size": 3}
+        few["measure_curvature"] = False
+        verbs: dict[str, Callable[..., Any]] = {
+            "measure": partial(hessinit.measure, loss=loss, batch=own),
+            "advise": partial(hessinit.advise, loss=loss, batch=own, trial_steps=2),
+            "assert_sound": partial(hessinit.assert_sound, loss=loss, batch=own),
+            "track": partial(hessinit.track, loss=loss, batch=own, path=None, log_to=None),
+            "initialize_": partial(hessinit.initialize_, loss=loss, batch=own, lr=0.1, dry_run=True),
+            "apply_scheme_": partial(hessinit.apply_scheme_, scheme="he", dry_run=True),
+        }
+        alike = {
+            "compare": partial(
+                hessinit.compare, lambda: network(torch.float32), loss, own, schemes=["he", "hessinit"],
+                learning_rates=[0.1], **few,
+            ),
+            "sweep": partial(
+                hessinit.sweep, lambda: network(torch.float32), loss, own, stds=[0.1], **few
+            ),
+        }  # fmt: skip
+        for call in verbs.values():
+            attempt(lambda call=call: call(model))
+            attempt(lambda call=call: call(ddp))
+            attempt(lambda call=call: call(ddp, distributed="each"))
+        for call in alike.values():
+            attempt(call)
+        after = [one.detach() for one in (*model.parameters(), *inside.parameters())]
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        for call in verbs.values():
+            attempt(lambda call=call: call(model, distributed="each"))
+        for call in alike.values():
+            attempt(lambda call=call: call(distributed="each"))
+            attempt(lambda call=call: call(distributed="batch"))
+        report = hessinit.assert_sound(ddp, loss, own, lr=0.1, distributed="batch")
+        print(f"assert_sound judged {report.examples} examples", flush=True)
+        if rank == 0:  # alone, while the others do something else
+            print(hessinit.measure(inside, loss, own, distributed="each").examples, flush=True)
+
+    return on_ranks(work)
 
 
 def refuse() -> Callable[[], None]:
@@ -255,7 +314,7 @@ def talk_beside() -> Callable[[], None]:
     def work() -> None:
         dist.init_process_group("cuda:gloo")
         model, batch, loss = network(torch.float64), whole_batch(torch.float64), nn.CrossEntropyLoss()
-        truth = hessinit.measure(model, loss, batch, tolerance=1e-7)
+        truth = hessinit.measure(model, loss, batch, tolerance=1e-7, distributed="each")
         own = share(batch, dist.get_rank(), dist.get_world_size())
         for _ in range(2):
             found = hessinit.measure(model, loss, own, distributed="batch", tolerance=1e-7)
@@ -315,6 +374,7 @@ def shard_afterwards() -> Callable[[], None]:
         assert is_kept(sharded, truth)
         for verb in (hessinit.measure, hessinit.initialize_):
             tell(lambda verb=verb: verb(sharded, loss, batch))
+            tell(lambda verb=verb: verb(sharded, loss, batch, distributed="each"))
             tell(lambda verb=verb: verb(sharded, loss, batch, distributed="layers"))
         # The whole model on rank 0 alone: the others build theirs without memory, and get their shards.
         state = {name: one.clone() for name, one in truth.items()} if rank == 0 else {}

@@ -61,6 +61,29 @@ def test_every_rank_refuses_what_one_rank_must_refuse(tmp_path: Path) -> None:
             assert line.startswith(told) == (number in ON_RANK_1 and rank != 1), line
 
 
+def test_one_rank_of_several_is_refused_until_it_says_that_it_works_for_itself(tmp_path: Path) -> None:
+    several = "this process alone, which is one of several; pass distributed="
+    alike = "and the replicas of DistributedDataParallel must stay alike; "
+    whole = ["measure", "advise", "assert_sound", "track", "initialize_", "apply_scheme_"]
+    expected: list[tuple[str, ...]] = []
+    for verb in whole:
+        way = (
+            "call it before the model is wrapped"
+            if verb == "apply_scheme_"
+            else 'pass distributed="batch" on'
+        )
+        expected += [(f"{verb} without distributed= works on", several), (f"{alike}{way}",)]
+        expected += [(f'{verb} with distributed="each" works on', alike)]
+    expected += [("compare without distributed=", several)] * 2  # sweep calls it
+    expected += [("nothing refused",)] * len(whole)
+    expected += [("nothing refused",), ("distributed='batch' is unknown; choose from 'each'",)] * 2
+    expected += [("assert_sound judged 22 examples",), ("3",)]
+    first, second = run_on_ranks(WORK, "say_who_works", tmp_path, 2)
+    for lines, wanted in ((first, expected), (second, expected[:-1])):
+        for line, parts in zip(lines, wanted, strict=True):
+            assert all(part in line for part in parts), (line, parts)
+
+
 def test_a_group_that_knows_no_cpu_gets_one_for_messages_beside_it(tmp_path: Path) -> None:
     run_on_ranks(WORK, "talk_beside", tmp_path, 2)
 
@@ -77,7 +100,13 @@ def test_a_killed_rank_ends_the_others_with_its_name(tmp_path: Path) -> None:
 
 def test_weights_initialized_before_sharding_are_kept_and_sharded_models_refused(tmp_path: Path) -> None:
     for lines in run_on_ranks(WORK, "shard_afterwards", tmp_path, 2):
-        assert [line for line in lines if "is sharded: a rank holds only a part" in line] == lines[-5:]
+        assert [line for line in lines if "is sharded: a rank holds only a part" in line] == lines[-7:]
+
+
+def test_without_a_process_group_each_is_the_only_one() -> None:
+    report = hessinit.measure(tiny.network(), nn.CrossEntropyLoss(), tiny.batch(), distributed="each")
+    alone = hessinit.measure(tiny.network(), nn.CrossEntropyLoss(), tiny.batch())
+    assert report.network.norm == alone.network.norm
 
 
 def test_without_a_process_group_the_way_to_one_is_told() -> None:

@@ -186,6 +186,14 @@ def test_hessinit_is_initialized_for_each_rate_and_names_that_end_in_warmup_have
     assert comparison.warmup == 12
 
 
+def test_every_scheme_draws_the_rest_of_a_model_with_frozen_weights() -> None:
+    comparison = problem.small(
+        schemes=["he", "hessinit"], build=problem.build_partly_frozen, learning_rates=[0.1], seeds=1
+    )
+    assert not any("trained before" in run.note for run in comparison.runs)
+    assert all(run.steps_done for run in comparison.runs)
+
+
 def test_the_callers_generators_and_threads_stay_and_frozen_weights_too() -> None:
     models: list[Any] = []
 

@@ -26,7 +26,7 @@ BY_FUNCTION = re.compile(r"\b(dropout|reduction|check|forward|dtype)=")
 # Arguments that are options of the same name; and a value as messages write it, up to the punctuation.
 OPTIONS = (
     "lr|optimizer|momentum|target|rule|scheme|scaling|layers|curvature|tolerance|precision|seed|device|report"
-    "|trial_steps|batch_size|steps|every|warmup|max_overhead|schemes|learning_rates?|stds|seeds|folder|workers"
+    "|overwrite|trial_steps|batch_size|steps|every|warmup|max_overhead|schemes|learning_rates?|stds|seeds|folder|workers"
 )
 VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s;,)]*[^\s;,.:)]"
 

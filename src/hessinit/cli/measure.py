@@ -243,7 +243,8 @@ def initialize(
     report: Annotated[bool, typer.Option(
         "--report", help="Measure every layer before and after, whatever it costs."
     )] = False,
-    layers: options.Layers = None, curvature: options.OneCurvature = None,
+    layers: options.Layers = None, overwrite: options.Overwrite = False,
+    curvature: options.OneCurvature = None,
     tolerance: Annotated[
         float | None, options.number("Relative accuracy of the target.  [default: 0.05]")
     ] = None,
@@ -292,7 +293,7 @@ def initialize(
         stop(f"{race_only}; pass --lr without --no-race, or leave them out.")
     chosen = options.given(
         lr=lr if lr in (None, "auto") else float(lr or 0), target=target, rule=rule, scheme=scheme,
-        scaling=scaling, momentum=momentum, layers=layers,
+        scaling=scaling, momentum=momentum, layers=layers, overwrite=overwrite,
         curvature=curvature, tolerance=tolerance, seed=seed, dry_run=dry_run, report=report,
         trial_steps=trial_steps,
     )  # fmt: skip

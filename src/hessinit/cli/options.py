@@ -113,6 +113,11 @@ Seed = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Where to compute: cpu, cuda, cuda:1 …")]
 
+# What is written.
+Overwrite = Annotated[bool, typer.Option(
+    "--overwrite", help="Also draw what is trainable in a model that has frozen weights or adapters."
+)]  # fmt: skip
+
 # What is printed and written.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
 AsHtml = Annotated[Path | None, path("Also write the result as a web page.")]

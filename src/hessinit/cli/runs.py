@@ -161,6 +161,7 @@ def track(
     initialize: Annotated[
         bool, typer.Option("--initialize", help="First give it weights whose curvature fits the rate.")
     ] = False,
+    overwrite: options.Overwrite = False,
     each_layer: Annotated[
         bool, typer.Option("--each-layer", help="Track every layer, not only the network.")
     ] = False,
@@ -205,7 +206,7 @@ def track(
                     loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
                     chosen = {**shared_keywords(loaded, SHARED, problem), **chosen}
                     if initialize:
-                        initialization, loaded = _fit(loaded, chosen)
+                        initialization, loaded = _fit(loaded, chosen, overwrite)
                 tracking = _train(loaded, path, chosen)
         except KeyboardInterrupt:
             interrupted = True
@@ -220,7 +221,9 @@ def track(
         stop(f"Interrupted: stopped after {done} of {steps} steps.", INTERRUPTED)
 
 
-def _fit(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[hessinit.Initialization, LoadedProblem]:
+def _fit(
+    loaded: LoadedProblem, chosen: dict[str, Any], overwrite: bool
+) -> tuple[hessinit.Initialization, LoadedProblem]:
     """Write the weights, and return the data as read: an iterator gives them only once."""
     from hessinit.training.data import read_data
 
@@ -228,7 +231,7 @@ def _fit(loaded: LoadedProblem, chosen: dict[str, Any]) -> tuple[hessinit.Initia
     # On the examples whose curvature is tracked, so that the table begins with the ‖H‖ that was met.
     tracked = [(part.inputs, part.targets) for part in data.tracked_batches(TRACKED, chosen.get("seed", 0))]
     shared = ("lr", "optimizer", "layers", "curvature", "forward", "reduction", "check", "seed")
-    given = {name: chosen[name] for name in shared if name in chosen}
+    given = {name: chosen[name] for name in shared if name in chosen} | {"overwrite": overwrite}
     batch = tracked[0] if len(tracked) == 1 else tracked
     return hessinit.initialize_(loaded.model, loaded.loss, batch, **given), loaded._replace(batch=data)
 

@@ -21,6 +21,7 @@ from torch import nn
 from hessinit.errors import ProblemError, check_positive, choose, did_you_mean
 from hessinit.init import draws, mean_field, trace, weights
 from hessinit.problem.problem import Forward
+from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import check_model, check_present, check_switches, unwrap
 from hessinit.results.initialization import PlannedWeight, SchemePlan
 
@@ -42,12 +43,14 @@ Pair = tuple[float, float]
 _ONE_AT_A_TIME = threading.RLock()
 
 
+@on_all_ranks(splits=["each"])
 @torch.inference_mode(False)
 def apply_scheme_(
     model: nn.Module, scheme: str, *, sample: Any = None, forward: Forward | None = None,
     layers: str | Iterable[str] | None = None, distribution: str | None = None,
     gains: Mapping[str, float] | None = None, dropout: bool = True, residual: str = "plain",
     biases: str = "auto", generator: torch.Generator | None = None, dry_run: bool = False,
+    distributed: str | None = None,
 ) -> SchemePlan:  # fmt: skip
     """Draw new weights by a closed form, in place on the same Parameters; returns what each weight got.
 
@@ -62,6 +65,8 @@ def apply_scheme_(
     the root of the number of branches, "small" by the number itself. `gains` overrides the gain of layers by
     name or glob, or, for "lsuv", the standard deviation of their output. Biases become 0; `biases="keep"`
     leaves them. `undo()` of the result restores everything; with `dry_run=True` only the plan is made.
+    A rank of a distributed job draws weights of its own, and only with distributed="each": call it before
+    the model is wrapped in DistributedDataParallel, which gives all ranks the weights of rank 0.
 
     Everything is drawn in fp32 or better, on the CPU unless `generator` lives elsewhere, before anything is
     written. Costs about one forward and one copy of the weights.

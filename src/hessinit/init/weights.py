@@ -8,12 +8,14 @@ number of outputs that an input feeds, on average.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from hessinit.errors import ProblemError
@@ -27,6 +29,9 @@ _ROLES = {
     "add": "added to a signal, not a map of one", "cat": "joined to a signal, not a map of one",
     "mul": "scales a signal elementwise", "getitem": "a table read by hand, not by nn.Embedding",
 }  # fmt: skip
+# Modules whose weights training sets.
+_LAYERS = (nn.Linear, nn.Bilinear, _ConvNd, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.MultiheadAttention)
+_POSITIONS = re.compile(r"(^|[._])pos", re.IGNORECASE)  # embed_positions, position_embeddings, pos_embed
 # Likely leading dimensions, for models traced without a sample; primes, so that a reshape that fits is meant.
 _SIZES = ((2, 7), (2,), (2, 5, 7))
 
@@ -228,6 +233,7 @@ class Target:
     aliases: tuple[str, ...]
     owner: Any
     stored: tuple[nn.Parameter, ...]
+    kept: str = ""  # why it stays, where it could be written
 
     @property
     def name(self) -> str:
@@ -267,7 +273,7 @@ class Target:
             if not one.is_floating_point() or one.is_inference():
                 return "not of real numbers, or made under inference_mode"
         inverted = all(hasattr(step, "right_inverse") for step in self.parametrization)
-        return "" if inverted else "its parametrization has no right_inverse"
+        return self.kept if inverted else "its parametrization has no right_inverse"
 
     def snapshot(self) -> Callable[[], None]:
         """Copy all that `write_` may change, a parametrization's buffers too; returns the way back."""
@@ -300,12 +306,16 @@ class Target:
 
 
 def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[Target]:
-    """Every weight of two or more dimensions, or those that `layers` names; frozen ones are among them."""
+    """Every weight of two or more dimensions, or those that `layers` names; frozen ones are among them.
+
+    Unless it is named, a weight that is zero in a model trained before stays so, as the B of LoRA.
+    """
     named = None if layers is None else {layer.parameter for layer in find_layers(model, layers)}
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     targets: dict[str, Target] = {}
+    keeps_zeros = layers is None and bool(reason_to_keep(model))
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or (named is not None and name not in named):
             continue
@@ -317,8 +327,25 @@ def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[T
             stored = list(owner.parametrizations[attribute].parameters(recurse=False))
         others = [other for other in names[id(parameter)] if other != name]
         aliases = tuple(layer_name(parametrized_name(other)) for other in others)
-        targets.setdefault(key, Target(key, aliases, owner, tuple(stored)))
+        kept = "zero beside trained weights" if keeps_zeros and not any(map(torch.any, stored)) else ""
+        targets.setdefault(key, Target(key, aliases, owner, tuple(stored), kept))
     return list(targets.values())
+
+
+def reason_to_keep(model: nn.Module) -> str:
+    """What says that somebody has trained the model: adapters, or frozen weights; "" if nothing does.
+
+    Tables of positions do not count: who writes a model fills and freezes them, before any training.
+    """
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        return "the model holds adapters of peft"
+    frozen = [
+        path or type(module).__name__ for path, module in model.named_modules()
+        if isinstance(module, _LAYERS) or type(module).__name__ == "Conv1D"  # of Transformers
+        if not (isinstance(module, nn.Embedding) and _POSITIONS.search(path))
+        if any(one.ndim >= 2 and not one.requires_grad for one in module.parameters())
+    ]  # fmt: skip
+    return f"the model has frozen weights ({', '.join(frozen[:3])})" if frozen else ""
 
 
 def snapshot(targets: Sequence[Target], others: Iterable[nn.Parameter] = ()) -> Callable[[], None]:

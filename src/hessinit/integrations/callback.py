@@ -20,7 +20,7 @@ from torch import nn
 import hessinit
 from hessinit.errors import ProblemError
 from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.ranks import Ranks, share_weights
+from hessinit.problem.ranks import Ranks, is_one_of_several, share_weights
 from hessinit.problem.validate import check_present, find_layers, unwrap
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ T = TypeVar("T")
 KEY = "hessinit"  # of the callback's state in a checkpoint
 FILE = "curvature.jsonl"
 # Options of `track` that are read from the trainer.
-_FROM_TRAINER = {"optimizer", "lr", "resume", "at_start"}
+_FROM_TRAINER = {"optimizer", "lr", "resume", "at_start", "distributed"}
 
 
 def import_base(packages: tuple[str, ...], name: str, library: str) -> Any:
@@ -153,7 +153,9 @@ class TrackedRun:
         self, model: nn.Module, loss: Loss, batch: Any, forward: Forward | None, optimizer: Any
     ) -> hessinit.Initialization:
         options = initialization_options(optimizer, unwrap(model), self._initialize or {})
-        return hessinit.initialize_(model, loss, batch, **{"forward": forward, **options})
+        return hessinit.initialize_(
+            model, loss, batch, **{"forward": forward, **options, "distributed": "each"}
+        )
 
     def _track(self, problem: dict[str, Any], folder: Path, log_to: Any, steps: int) -> hessinit.Tracker:
         file = self._find_file(folder) if steps else None
@@ -162,7 +164,7 @@ class TrackedRun:
         self._file = path.absolute()  # training may change the working directory
         if self._file in self._open_files:
             raise ProblemError(f"another callback writes to {path}; pass path=, a file for each.")
-        options = {"resume": file is not None, "at_start": False, **self._options}
+        options = {"resume": file is not None, "at_start": False, "distributed": "each", **self._options}
         tracker = hessinit.track(**problem, path=path, log_to=log_to, **options)
         self._open_files.add(self._file)
         try:
@@ -247,19 +249,14 @@ def initialization_options(
 
 def is_first_rank() -> bool:
     """Whether this process does the work: the only one, or the first of the job."""
-    return not _is_distributed() or torch.distributed.get_rank() == 0
+    return not is_one_of_several() or torch.distributed.get_rank() == 0
 
 
 def on_first_rank(work: Callable[[], T], *, doing: str) -> T | None:
     """Do the `work` on the first rank while the others wait; its exception is raised on every rank."""
-    if not _is_distributed():
+    if not is_one_of_several():
         return work()
     ranks, outcome = Ranks(doing), list[T]()
     with ranks.together():
         ranks.first(lambda: outcome.append(work()), last=True)
     return outcome[0] if outcome else None
-
-
-def _is_distributed() -> bool:
-    group = torch.distributed
-    return group.is_available() and group.is_initialized() and group.get_world_size() > 1

@@ -23,10 +23,11 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
     batch; a function is called with that batch and returns `(inputs, targets)`.
 
     `initialize=True` draws new weights before the first step, for the learning rate of the module's optimizer
-    (the one that a schedule works towards); a dict holds options of `hessinit.initialize_`. A run that
-    resumes from a checkpoint is never initialized, and continues its file: `path`, by default
-    `curvature.jsonl` in the folder of the logs. Scalars go to `log_to`, by default every logger of the
-    trainer. The other options are those of `hessinit.track`: every (10), max_overhead (0.1), and so on.
+    (the one that a schedule works towards); a dict holds options of `hessinit.initialize_`, of which a model
+    with frozen weights or adapters needs `layers` or `overwrite`. A run that resumes from a checkpoint is
+    never initialized, and continues its file: `path`, by default `curvature.jsonl` in the folder of the logs.
+    Scalars go to `log_to`, by default every logger of the trainer. The other options are those of
+    `hessinit.track`: every (10), max_overhead (0.1), and so on.
 
     Training is not changed by a bit, but for `initialize`. Under DDP the first rank works while the others
     wait, and its weights go to all. `tracking` and `initialization` hold the results, on the first rank.

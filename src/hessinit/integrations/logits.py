@@ -71,7 +71,7 @@ def logits_problem(
 
 def call_for_logits(model: nn.Module, inputs: Any) -> Tensor:
     """Call the model by name or with its one input, and return its logits."""
-    with _without_checkpoints(model):
+    with _as_written(model):
         output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     if isinstance(output, Tensor):
         return output
@@ -234,7 +234,7 @@ def _check_own_loss(
         with (
             untouched_random_state(first.device),
             UserState(model).with_stand_ins(),
-            _without_checkpoints(model),
+            _as_written(model),
             torch.no_grad(),
             warnings.catch_warnings(),
         ):
@@ -265,15 +265,20 @@ def _check_own_loss(
 
 
 @contextlib.contextmanager
-def _without_checkpoints(model: nn.Module) -> Iterator[None]:
-    """Switch off gradient checkpoints, which have no forward-mode derivative."""
+def _as_written(model: nn.Module) -> Iterator[None]:
+    """The model as it was written: without gradient checkpoints, which have no forward-mode derivative, and
+    without the autocast that accelerate puts around a forward, whose rounding hides symmetries.
+    """
     modules: list[Any] = list(model.modules())
     checkpointed = [one for one in modules if getattr(one, "gradient_checkpointing", False) is True]
+    wrapped = {"forward": vars(model)["forward"]} if "_original_forward" in vars(model) else {}
     try:
         for module in checkpointed:
             module.gradient_checkpointing = False
+        vars(model).update(dict.fromkeys(wrapped, vars(model).get("_original_forward")))
         yield
     finally:
+        vars(model).update(wrapped)
         for module in checkpointed:
             module.gradient_checkpointing = True
 

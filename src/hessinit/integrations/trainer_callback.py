@@ -27,8 +27,9 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
     own collator.
 
     `initialize=True` draws new weights before the first step, for the learning rate of the Trainer's
-    optimizer; pretrained weights would be lost. A dict holds options of `hessinit.initialize_`. A run that
-    resumes from a checkpoint is never initialized, and continues its file: `path`, by default
+    optimizer; pretrained weights would be lost. A dict holds options of `hessinit.initialize_`, of which a
+    model with frozen weights or adapters needs `layers` or `overwrite`. Mixed precision is off meanwhile. A
+    run that resumes from a checkpoint is never initialized, and continues its file: `path`, by default
     `curvature.jsonl` in the Trainer's `output_dir`. Scalars go to TensorBoard where the Trainer reports
     there, and to the active W&B run. The other options are those of `hessinit.track`: every (10),
     max_overhead (0.1), and so on.

@@ -294,6 +294,7 @@ def measure(
 
     In a job of several processes, each makes the call: distributed="batch" takes its share of the examples,
     "layers" the same batch from all, which share the layers out. Every rank gets the report of one process.
+    "each" measures in this process alone; one of several that says nothing is refused.
 
     `progress` is called with a `ProgressState` (layers done, products, seconds, seconds left) a few times a
     second, if it takes longer than two, at first with the time that is planned; what it raises ends the

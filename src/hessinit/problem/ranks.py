@@ -12,7 +12,7 @@ import inspect
 import itertools
 import pickle
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -39,6 +39,15 @@ _RULES = {
     "values": "all ranks must hold the same values; broadcast them first, as DistributedDataParallel does",
     "batch": 'with distributed="layers" all ranks must pass the same batch; for shares choose "batch"',
 }
+_ALIKE = "and the replicas of DistributedDataParallel must stay alike"
+_TOGETHER = 'pass distributed="batch" on every rank (its share of the examples), or "layers" (all one batch)'
+# By whether the model is in DistributedDataParallel, and whether ranks can call the verb together.
+_ALONE = {
+    (False, True): f'which is one of several; {_TOGETHER}, or "each" where every process works for itself',
+    (False, False): 'which is one of several; pass distributed="each" where every process works for itself',
+    (True, True): f"{_ALIKE}; {_TOGETHER}",
+    (True, False): f'{_ALIKE}; call it before the model is wrapped, with distributed="each"',
+}
 
 
 class Failure(str):
@@ -49,7 +58,6 @@ class Ranks:
     """The processes of a job. What one of them raises becomes a `RankError` on the others that names it."""
 
     def __init__(self, doing: str, split: Any = "batch") -> None:
-        choose("distributed", split, ["batch", "layers"])
         if not (dist.is_available() and dist.is_initialized()):
             why = f'distributed="{split}" needs a process group, and none is initialized'
             way = "start the program by torchrun and call torch.distributed.init_process_group() first"
@@ -193,22 +201,36 @@ class Ranks:
         return found if joined is None else [joined]
 
 
+def is_one_of_several() -> bool:
+    """Whether this process is a rank of a job of more than one."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def on_all_ranks(
     alone: Callable[[Ranks, Any, Callable[[], Any]], Any] | None = None,
+    splits: Sequence[str] = ("batch", "layers", "each"),
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Let the ranks of a job call a verb together, which finds the `Ranks` in place of `distributed`.
 
-    Or `alone`, which gets ranks, model and verb, runs it on rank 0, on the examples of all ranks.
+    Or `alone`, which gets ranks, model and verb, runs it on rank 0, on the examples of all ranks. `splits` is
+    what `distributed` may be: with "each", a rank calls the verb for itself, and it must say so.
     """
 
     def decorate(verb: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(verb)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
-            if kwargs.get("distributed") is None:
+            split = kwargs.get("distributed")
+            if split is None and not is_one_of_several():
                 return verb(*args, **kwargs)
             bound = inspect.signature(verb).bind(*args, **kwargs)
             bound.apply_defaults()
-            given, ranks = bound.arguments, Ranks(verb.__name__, kwargs["distributed"])
+            given = bound.arguments
+            choose("distributed", "each" if split is None else split, list(splits))
+            if split is None or split == "each":
+                _check_each(verb.__name__, split, given.get("model"), together="batch" in splits)
+                given["distributed"] = None
+                return verb(*bound.args, **bound.kwargs)
+            ranks = Ranks(verb.__name__, split)
             with ranks.together():
                 batches = ranks.agree(given, same_weights=not verb.__name__.endswith("_"))
                 batches = ranks.join(batches) if alone else batches
@@ -220,6 +242,18 @@ def on_all_ranks(
         return called
 
     return decorate
+
+
+def _check_each(verb: str, split: str | None, model: Any, *, together: bool) -> None:
+    """Refuse to work for one rank alone where nobody asked for it, or where the ranks share one model."""
+    modules = [*model.modules()] if isinstance(model, nn.Module) else []
+    is_shared = any(isinstance(one, nn.parallel.DistributedDataParallel) for one in modules)
+    if modules:
+        check_present(unwrap(model))
+    if split is None or is_shared:
+        given = "without distributed=" if split is None else f'with distributed="{split}"'
+        why = f"{verb} {given} works on the data and the weights of this process alone"
+        raise ProblemError(f"{why}, {_ALONE[is_shared, together]}.")
 
 
 def share_weights(model: nn.Module) -> None:

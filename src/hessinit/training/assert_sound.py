@@ -18,6 +18,7 @@ from hessinit.measurement.soundness import REDRAW
 from hessinit.present import to_text, words
 from hessinit.problem.batches import read_batches
 from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import unwrap
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent
 from hessinit.results.curvature_report import CurvatureReport, Estimate, Finding
@@ -39,6 +40,7 @@ OVERRULES = 0.2
 SIGNALS = ("signal lost", "activations grow", "activations shrink")
 
 
+@on_all_ranks(lambda ranks, _, work: ranks.first(work, last=True))
 def assert_sound(
     model: nn.Module,
     loss: Loss,
@@ -47,6 +49,7 @@ def assert_sound(
     lr: float | None = None,
     optimizer: rules.AnyOptimizer = "sgd",
     times_stable: float = MOST_TIMES_STABLE,
+    distributed: str | None = None,
     **options: Any,
 ) -> CurvatureReport:
     """Raise an AssertionError with the findings and the report's table when training is expected to fail.
@@ -58,6 +61,7 @@ def assert_sound(
     `optimizer` is a name, a torch optimizer or a function that builds one, parameter groups included. The
     norms must converge.
     `options` are those of `measure`. The model is not changed; for a sound one the report is returned.
+    `distributed` is that of `initialize_`: rank 0 judges, and a `RankError` tells the others of a failure.
 
     How often it is right was measured: benchmarks/results/soundness.txt. Costs what `measure` does; with a
     learning rate 32 steps on halves of the batch more, and for Adam and AdamW about ten products.
@@ -69,6 +73,7 @@ def assert_sound(
     1.0
     """
     check_positive("times_stable", times_stable, "such as 1")
+    model = unwrap(model)
     rule = rules.build_optimizer_rule(optimizer, model, lr=lr, layers=options.get("layers"))
     if rule.lr is not None and options.get("network") is False:
         why = "the rate is judged by the network's ‖H‖. Leave out one of them"
@@ -78,7 +83,7 @@ def assert_sound(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # not converged is a failure here
         try:
-            report = measure(model, loss, batch, **options)
+            report = measure(model, loss, batch, distributed="each", **options)
         except WeightsError as refusal:
             raise AssertionError(f"not sound:\n{refusal} {REDRAW}.") from None
         judged, norm = without_what_adam_tolerates(report, rule.rule), None
@@ -220,7 +225,7 @@ def _find_limit(
         return rule.rule.stability_limit(norm.value), norm
     given: Any = {name: options[name] for name in rules.CurvatureOptions.__annotations__ if name in options}
     given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
-    given["check"] = False  # `measure` has checked the derivatives
+    given |= {"check": False, "distributed": "each"}  # `measure` has checked the derivatives
     found = advise(model, loss, batch, optimizer=optimizer, lr=rule.lr, trial_steps=0, **given)
     return found.stable_learning_rate, found.norm
 

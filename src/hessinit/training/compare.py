@@ -24,6 +24,7 @@ from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
 from hessinit.problem.batches import Batch
 from hessinit.problem.problem import Forward, Loss, explain_module, explained_loss
+from hessinit.problem.ranks import on_all_ranks
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
 from hessinit.results.initialization import DIVERGED
 from hessinit.results.result import Plain, from_plain, to_plain
@@ -47,6 +48,7 @@ Build = Callable[[], nn.Module]
 Key = tuple[str, float, int]  # scheme, learning rate, seed
 
 
+@on_all_ranks(splits=["each"])
 def compare(
     build: Build, loss: Loss, data: Any, *,
     schemes: str | Iterable[str | Initializer] | Mapping[str, str | WriteWeights] = DEFAULT_SCHEMES,
@@ -55,6 +57,7 @@ def compare(
     warmup: int | None = None, forward: Forward | None = None, measure_curvature: bool = True,
     folder: str | os.PathLike[str] | None = None, workers: int | None = None,
     executor: Executor | None = None, device: str | torch.device | None = None, progress: bool = True,
+    distributed: str | None = None,
 ) -> Comparison:  # fmt: skip
     """Train briefly from several initializations, at several learning rates, with several seeds.
 
@@ -71,7 +74,8 @@ def compare(
     With `folder`, every finished run is kept there, and the same call continues an interrupted experiment,
     also with more schemes, rates and seeds. Your functions are recorded by name: after changing their code,
     use a new folder. Runs are made in `workers` processes (by default one for each core), for which your
-    functions must be defined at the top of a file, or on an `executor` of concurrent.futures.
+    functions must be defined at the top of a file, or on an `executor` of concurrent.futures. A rank of a
+    distributed job makes all runs itself, and only with distributed="each": call it on rank 0 alone.
 
     Costs `steps` training steps for each run, and 20 to 50 more where the initial curvature is measured.
 
@@ -322,7 +326,7 @@ class Trainer:
             try:
                 report = measure(
                     model, loss, batch, forward=self.forward, dropout="freeze", tolerance=TOLERANCE,
-                    check=check, seed=derive(seed, "measure"),
+                    check=check, seed=derive(seed, "measure"), distributed="each",
                 )  # fmt: skip
             except Exception as failure:
                 return None, f"The initial curvature was not measured: {failure}"

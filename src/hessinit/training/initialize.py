@@ -92,6 +92,7 @@ def initialize_(
     seed: int = 0,
     dry_run: bool = False,
     strict: bool = False,
+    overwrite: bool = False,
     progress: bool | OnStep = True,
     distributed: str | None = None,
 ) -> Initialization:
@@ -121,6 +122,10 @@ def initialize_(
     target. Biases become 0 with the weights that are drawn; biases="keep" leaves them. Frozen weights are
     never touched; with `layers`, no others are.
 
+    A model with frozen weights or with adapters (LoRA) was trained before: it is refused unless `layers`
+    names what is to be drawn, or `overwrite=True` asks for all that is trainable. What is zero there stays
+    zero unless it is named, as the B of LoRA. Frozen tables of positions do not count.
+
     The search stops where the initial loss would exceed `max_sharpening` times the loss of a zero output. A
     target that is not met to `tolerance` warns, or raises with `strict=True`; the result says why. Whatever
     is raised, the model is then as it was found. `undo()` restores the old weights; `dry_run=True` does so at
@@ -128,6 +133,8 @@ def initialize_(
 
     In a job of several processes, each makes the call: rank 0 works on the examples of all ranks
     (distributed="batch"), or on the batch that all pass ("layers"), and on its `data`; all get its weights.
+    distributed="each" says that this process works for itself. One of several that says nothing is refused,
+    and so is "each" for a model in DistributedDataParallel, whose replicas would get different weights.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
     <torch._C.Generator object at ...>
@@ -139,7 +146,9 @@ def initialize_(
     started = time.perf_counter()
     validate.check_arguments(model, loss, forward, None, dropout, reduction, check)
     shown, reported = callable(progress) or progress, report is not None and report
-    validate.check_switches(dry_run=dry_run, strict=strict, progress=shown, report=reported)
+    validate.check_switches(
+        dry_run=dry_run, strict=strict, overwrite=overwrite, progress=shown, report=reported
+    )
     seed = validate.check_whole("seed", seed, at_least=0)
     trial_steps = validate.check_whole("trial_steps", trial_steps, at_least=3)
     inside = validate.unwrap(model)
@@ -172,6 +181,11 @@ def initialize_(
         raise ProblemError(
             f"no weight of two or more dimensions can be set ({reasons}); unfreeze one, or name others with "
             "layers=."
+        )
+    if layers is None and not overwrite and (why := weights.reason_to_keep(inside)):
+        raise ProblemError(
+            f"{why}, so it was trained before, and new weights would replace what it learned; name those to "
+            "draw with layers=, or pass overwrite=True for all that are not frozen."
         )
     others = [one for one in inside.parameters() if one.ndim < 2 and one.requires_grad]
     restore = weights.snapshot(writable, others if named is None else ())
@@ -432,7 +446,7 @@ class _Work:
     def _draw_(self, scheme: str) -> None:
         apply_scheme.apply_scheme_(
             self.factory.model, scheme, sample=self.factory.sample, forward=self.factory.options["forward"],
-            layers=self.factory.options["layers"],
+            layers=self.factory.options["layers"], distributed="each",
             generator=torch.Generator().manual_seed(self.factory.options["seed"]),
         )  # fmt: skip
 

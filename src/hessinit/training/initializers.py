@@ -72,13 +72,18 @@ class Initializer:
             from hessinit.training.initialize import initialize_  # the other schemes do not need it
 
             number = derive(seed, "start")
-            result = initialize_(model, loss, batch, lr=lr, optimizer=optimizer, forward=forward, seed=number)
+            result = initialize_(
+                model, loss, batch, lr=lr, optimizer=optimizer, forward=forward, seed=number,
+                overwrite=True, distributed="each",
+            )  # fmt: skip
             return "" if result.converged else str(result.reason)
         if callable(self.scheme):
             self.scheme(model, loss, batch, lr, derive(seed, "start"))
         elif self.scheme != DEFAULT:
             source = generator(seed, "start")
-            apply_scheme_(model, self.scheme, sample=batch[0], forward=forward, generator=source)
+            apply_scheme_(
+                model, self.scheme, sample=batch[0], forward=forward, generator=source, distributed="each"
+            )
         return ""
 
 
