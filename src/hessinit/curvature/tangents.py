@@ -293,7 +293,11 @@ _RULES: dict[str, Callable[[Node], Rule]] = {
 
 def _symmetric(node: Node) -> Rule:
     def rule(inputs: Inputs) -> Tensor:
-        found = node(_alone(inputs))
+        tangent = _alone(inputs)
+        # The backward of a complex function has the conjugate derivative.
+        if tangent.is_complex() or node._input_metadata[0].dtype.is_complex:
+            raise NoTangentError
+        found = node(tangent)
         return found if isinstance(found, Tensor) else found[0]
 
     return rule
