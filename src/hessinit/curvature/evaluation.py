@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hessinit.curvature import krylov, layer_uses, probes, tangents
 from hessinit.errors import ProblemError, WeightsError
-from hessinit.problem.batches import Batch, tensors_in
+from hessinit.problem.batches import Batch, cast, tensors_in
 from hessinit.problem.determinism import check_forward
 from hessinit.problem.problem import Problem, explained_derivatives
 from hessinit.problem.validate import name_large_inputs
@@ -38,8 +38,8 @@ def output_at(
 
 
 def weights_in(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
-    own = {name: weight.detach() for name, weight in {**problem.leaves, **problem.constants}.items()}
-    return {name: weight.to(dtype) if weight.is_floating_point() else weight for name, weight in own.items()}
+    own = {**problem.leaves, **problem.constants}
+    return {name: cast(weight, dtype, weight.device) for name, weight in own.items()}
 
 
 @contextlib.contextmanager

@@ -207,8 +207,8 @@ class Problem:
         for name, parameter in self.model.named_parameters():
             if name not in measured:
                 # What is not measured may be a large frozen model: it is shared.
-                kind = self.dtype if parameter.is_floating_point() else parameter.dtype
-                self.constants[name] = parameter.detach().to(kind, copy=parameter.is_inference())
+                own = parameter.detach()
+                self.constants[name] = cast(own.clone() if own.is_inference() else own, self.dtype, own.device)
         own = {name: self.model.get_parameter(name).detach() for name in measured}
         self.leaves = {name: one.to(self.dtype, copy=True).requires_grad_() for name, one in own.items()}
 
@@ -361,7 +361,9 @@ class Problem:
 
 def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy, in `dtype` if that is wider. Its graph is kept, so that a weight behind it can be found."""
-    wider = tensor.is_floating_point() and torch.finfo(dtype).bits > torch.finfo(tensor.dtype).bits
+    dtype = dtype.to_complex() if tensor.is_complex() else dtype
+    inexact = tensor.is_floating_point() or tensor.is_complex()
+    wider = inexact and torch.finfo(dtype).bits > torch.finfo(tensor.dtype).bits
     if isinstance(tensor, nn.Parameter):  # of the loss, say: a constant here
         tensor = tensor.detach()
     return tensor.to(dtype) if wider else tensor.clone()
