@@ -67,6 +67,8 @@ def moved(
 _LARGE_OUTPUT = 2**23
 # From here on the closed form of `H_z` pays; below, the Gram engine factors it.
 _LEAST_CLOSED = 2**13
+# By which a number of the closed form may differ from the loss's own, for logits of size 1.
+_LAST_PLACES = 16
 
 
 class OutputLoss:
@@ -106,18 +108,38 @@ class SoftmaxHessian:
 
     @classmethod
     def found(cls, output: Tensor, loss: OutputLoss, seed: int) -> SoftmaxHessian | None:
-        """The closed form, if the loss's own product with a random tangent is that of a cross-entropy."""
-        tangent = probes.random_like(output, seed, loss.problem.loss_dtype)
-        product, tiny = loss.hessian(tangent), torch.finfo(tangent.dtype).tiny
+        """The closed form, if in every row the loss's own product is that of a cross-entropy, up to rounding.
+
+        A cross-entropy does not bend along ones, as other losses of the logits do: they are half the tangent.
+        """
+        tangent = probes.random_like(output, seed, loss.problem.loss_dtype) + 1
+        product = loss.hessian(tangent)
         for dimension in (-1, 1) if output.ndim > 2 else (-1,):
-            plain = cls(output, dimension, torch.ones_like(tangent.select(dimension, 0)).unsqueeze(dimension))
-            closed = plain.product(tangent.clone())
-            square = (closed * closed).sum(dimension, keepdim=True)
-            weights = (closed * product).sum(dimension, keepdim=True) / square.clamp(min=tiny)
-            off = float((product - weights * closed).norm())
-            if off <= _SAME * float(product.norm()) and float(weights.min()) >= 0 < float(product.norm()):
-                return cls(output, dimension, weights)
+            weights = torch.zeros_like(tangent.select(dimension, 0)).unsqueeze(dimension)
+            found = cls(output, dimension, weights)
+            if bool(product.any()) and found._fits(tangent, product):
+                return found
         return None
+
+    def _fits(self, tangent: Tensor, product: Tensor) -> bool:
+        """Whether some weights of the rows, which are stored, explain every number of the product."""
+        digit = torch.finfo(tangent.dtype)
+        for (logits, weights, along), (_, _, expected) in zip(
+            self._rows(tangent), self._rows(product), strict=True
+        ):
+            shares = torch.softmax(logits, 1, dtype=tangent.dtype)
+            along = shares * along
+            closed, size = along - shares * along.sum(1, keepdim=True), along.abs_()
+            largest = 1 + logits.abs().amax(1, keepdim=True).to(size)
+            rounding = size.add_(shares * size.sum(1, keepdim=True)).mul_(_LAST_PLACES * digit.eps * largest)
+            # In units of its rounding, a number that a confident softmax makes small counts as any other one.
+            closed, expected = closed / rounding.add_(digit.tiny), expected / rounding
+            square = closed.square().sum(1, keepdim=True)
+            weights.copy_((closed * expected).sum(1, keepdim=True) / square.clamp(min=1)).clamp_(min=0)
+            least = torch.where(square > 1, weights, weights.amax())
+            if not bool(((expected - weights * closed).abs() <= least).all()):
+                return False
+        return True
 
     def product(self, tangent: Tensor) -> Tensor:
         """Overwrites the tangent."""
