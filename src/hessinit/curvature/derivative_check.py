@@ -15,8 +15,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from hessinit.curvature.evaluation import Direction, Evaluation, evaluate_at, moved, output_at
+from hessinit.curvature.evaluation import (
+    Direction,
+    Evaluation,
+    OutputLoss,
+    evaluate_at,
+    moved,
+    output_at,
+    weights_in,
+)
 from hessinit.curvature.probes import random_like
 from hessinit.errors import DerivativeError
 from hessinit.problem.determinism import custom_functions, graph_nodes
@@ -61,6 +70,8 @@ _LEAST_SIZE = 1e-3
 _LEAST_ROW = 1e-6
 # The derivative itself is known to so much, as a share of it.
 _ROUNDING = {"full": 0.0, "tf32": 0.01, "bf16": 0.1}
+# Of the network's curvature along the vector that it was found with, beyond its own error.
+_ALLOWED_OF_ANSWER = 2e-3
 # So many outputs are compared at most.
 _MOST_COMPARED = 2**22
 # Two steps agree if their changes differ by less than this share of the distance to the derivative.
@@ -204,6 +215,74 @@ def check_loss(evaluation: Evaluation) -> None:
     least = 1e4 * float(torch.finfo(output.dtype).eps)
     comparison = _Comparison("the loss", [_columns(bend.double()), _as_row(rise)], values, None, least)
     comparison.judge(evaluation, _LOSS if output.dtype == torch.float64 else _SINGLE)
+
+
+def check_answer(
+    evaluations: Sequence[Evaluation], vector: Tensor, stated: float, error: float, curvature: str
+) -> None:
+    """Compare the stated eigenvalue with the curvature of the plain model and loss along its vector.
+
+    What stands in for them (closed forms, substitutes, recorded graphs) has no part in it. Costs a forward
+    with tangents for Gauss-Newton, two gradients for the exact Hessian.
+    """
+    leaves = evaluations[0].leaves
+    if not evaluations[0].problem.check:
+        return
+    parts = vector.split([leaf.numel() for leaf in leaves.values()])
+    pairs = zip(leaves.items(), parts, strict=True)
+    direction = {name: part.view_as(leaf) for (name, leaf), part in pairs}
+    if curvature == "hessian":
+        _check_second_difference(evaluations, direction, stated)
+        return
+    plain = sum(one.weight * _curvature_of_plain(one, direction) for one in evaluations)
+    if not abs(plain - stated) <= error + _ALLOWED_OF_ANSWER * abs(stated):
+        raise DerivativeError(
+            f"along the direction in which the network's curvature was found to be {stated:.4g}, that of the "
+            f"model and the loss as they are is {plain:.4g}. Pass estimator='lanczos' or dtype=torch.float64; "
+            "check=False gives the first number."
+        )
+
+
+def _curvature_of_plain(evaluation: Evaluation, direction: Direction) -> float:
+    """`(J d)ᵀ H_z J d` of the model and the loss as the user wrote them."""
+    problem, batch = evaluation.problem, evaluation.batch
+    weights = weights_in(problem, problem.dtype)
+    try:
+        with forward_ad.dual_level():
+            for name, part in direction.items():
+                weights[name] = forward_ad.make_dual(weights[name].requires_grad_(), part)
+            output, change = forward_ad.unpack_dual(problem.output(batch, weights=weights, plain=True))
+    except Exception:  # a function without a forward derivative; finite differences tested the other one
+        output, change = evaluation.output, evaluation.push(list(direction), list(direction.values()))
+    if change is None:
+        return 0.0
+    bend = OutputLoss(problem, output, batch).hessian(change.detach())
+    return float((change.detach().double() * bend.double()).sum())
+
+
+def _check_second_difference(
+    evaluations: Sequence[Evaluation], direction: Direction, stated: float
+) -> None:
+    problem, names = evaluations[0].problem, list(direction)
+    lengths = {name: leaf.square().sum() for name, leaf in evaluations[0].leaves.items()}
+    size = max(float(sum(lengths.values())) ** 0.5, _LEAST_SIZE)
+    longer = {name: size * part for name, part in direction.items()}
+
+    def values(dtype: torch.dtype, step: float) -> Matrices:
+        slopes = torch.zeros(1, 1, dtype=torch.float64)
+        for one in evaluations:
+            with moved(problem, longer, step, dtype) as weights:
+                _, gradients = problem.output_and_gradients(one.batch, weights, names)
+            pairs = zip(gradients, direction.values(), strict=True)
+            slopes += one.weight * sum(float((grad.double() * part.double()).sum()) for grad, part in pairs)
+        return [slopes]
+
+    comparison = _Comparison(
+        "the loss's gradient", [torch.full((1, 1), size * stated, dtype=torch.float64)], values, None,
+        precision=problem.precision,
+    )  # fmt: skip
+    comparison.judge(evaluations[0], _GRADIENTS[1:] if has_kinks(evaluations[0]) else _GRADIENTS)
+    evaluations[0].forget()
 
 
 @dataclass(frozen=True)

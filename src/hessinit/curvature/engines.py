@@ -38,6 +38,7 @@ class Extremes:
     bottom: Estimate
     engine: str
     reason: str
+    vector: Tensor | None = field(default=None, compare=False)  # the unit Ritz vector of the norm, if known
 
     @property
     def norm(self) -> Estimate:
@@ -112,7 +113,11 @@ class Engine(ABC):
             bottom = result.bottom or zero_bottom(rank or 0, int(operator.shape[0]))
             # One run finds both: its products are counted once.
             found.append(Extremes(result.top, replace(bottom, products=0), self.name, self.reason))
-        return found
+        return found if len(found) > 1 else [replace(found[0], vector=searches[0].vector())]
+
+    def _top(self, operator: Operator) -> tuple[Estimate, Tensor | None]:
+        search = lanczos.LanczosSearch(operator, which="top", **self._settings.options)
+        return lanczos.run_together([search])[0].top, search.vector()
 
 
 def with_rounding(extremes: Extremes, rounding: rounding_error.RoundingError, tolerance: float) -> Extremes:
@@ -322,6 +327,7 @@ class HessianEngine(Engine):
         weights = sum(self._evaluations[0].problem.leaves[name].numel() for name in names)
         if operator.shape[0] == weights:
             return found
+        found = replace(found, vector=None)  # of coordinates
         # The directions that the inputs do not span have the eigenvalue 0.
         top = found.top if found.top.value > 0 else _zero(found.top)
         return replace(found, top=top, bottom=found.bottom if found.bottom.value < 0 else _zero(found.bottom))
@@ -456,22 +462,28 @@ class GramEngine(Engine):
         if not known:
             return Extremes(UNUSED, UNUSED, self.name, self.reason)
         per_batch = [[grams[name] for name in known] for grams in self._grams]
-        settings, options = self._settings, self._settings.options
+        settings = self._settings
         first, *others = [gram for grams in per_batch for gram in grams]
         if self._is_small(known):
             gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first
-            top = lanczos.lanczos(settings.watched(gram, names), which="top", **options).top
-            return self._from_gram(top, [first, *others])
+            top, rows = self._top(settings.watched(gram, names))
+            found = self._from_gram(top, [first, *others])
+            if rows is None:
+                return found
+            pulled = {name: one.pull(rows) for name, one in zip(known, [first, *others], strict=True)}
+            leaves = self._general._evaluations[0].problem.leaves
+            whole = operators.join([pulled.get(name, torch.zeros_like(leaves[name])) for name in names])
+            return replace(found, vector=whole.detach() / torch.linalg.vector_norm(whole))
         if len(known) < len(names):
             # An unused weight makes the block singular, whatever the size of the rest.
             block = settings.watched(GramCurvature(per_batch), names)
-            top = lanczos.lanczos(block, which="top", **options).top
-            return Extremes(top, UNUSED, self.name, self.reason)
+            return Extremes(self._top(block)[0], UNUSED, self.name, self.reason)
         if isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX:
             matrix = first.factor.T @ first.factor
-            top = scaled(lanczos.lanczos(matrix, which="top", **options).top, first.scale)
+            top, vector = self._top(matrix)
             bottom = lanczos.smallest_eigenvalue(matrix, tolerance=settings.tolerance, seed=settings.seed)
-            return Extremes(top, scaled(bottom, first.scale), self.name, self.reason)
+            ends = scaled(top, first.scale), scaled(bottom, first.scale)
+            return Extremes(*ends, self.name, self.reason, vector)
         rows = sum(grams[0].shape[0] for grams in per_batch)
         return self._search(rows, settings.watched(GramCurvature(per_batch), names))[0]
 

@@ -115,6 +115,15 @@ class LanczosSearch:
         found = LanczosResult(high, below, _larger(high, low, tolerance), process.steps, ritz)
         self.result, self.is_done = found, True
 
+    def vector(self) -> Tensor | None:
+        """The unit Ritz vector of the norm; None where there is none, or not all of the basis was kept."""
+        process = self._process
+        if not process.finite or not process.scale or not process.is_complete:
+            return None
+        values, vectors, _ = process.ritz()
+        largest = int(np.abs(values).argmax())
+        return process.ritz_vectors(vectors[:, [largest]]).squeeze(1)
+
     def _read(
         self, values: krylov.Array, residuals: krylov.Array, index: int, norm: float
     ) -> krylov.RitzExtreme:
