@@ -133,11 +133,14 @@ class SoftmaxHessian:
             largest = 1 + logits.abs().amax(1, keepdim=True).to(size)
             rounding = size.add_(shares * size.sum(1, keepdim=True)).mul_(_LAST_PLACES * digit.eps * largest)
             # In units of its rounding, a number that a confident softmax makes small counts as any other one.
-            closed, expected = closed / rounding.add_(digit.tiny), expected / rounding
+            closed, expected = closed / rounding.add_(digit.eps**2), expected / rounding
             square = closed.square().sum(1, keepdim=True)
-            weights.copy_((closed * expected).sum(1, keepdim=True) / square.clamp(min=1)).clamp_(min=0)
-            least = torch.where(square > 1, weights, weights.amax())
-            if not bool(((expected - weights * closed).abs() <= least).all()):
+            fitted = ((closed * expected).sum(1, keepdim=True) / square.clamp(min=1)).clamp(min=0)
+            # Where all is rounding, as in a row whose softmax is 0 and 1, nothing tells the weight.
+            most = torch.where(square > 1, fitted, 0.0).amax()
+            weights.copy_(torch.minimum(fitted, most))
+            allowed = torch.where(square > 1, weights, most)
+            if not bool(((expected - weights * closed).abs() <= allowed).all()):
                 return False
         return True
 
