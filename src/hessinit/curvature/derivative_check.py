@@ -239,8 +239,8 @@ def check_answer(
     if abs(plain - stated) > error + _ALLOWED_OF_ANSWER * abs(stated):
         raise DerivativeError(
             f"along the direction in which the network's curvature was found to be {stated:.4g}, that of the "
-            f"model and the loss as they are is {plain:.4g}. Pass estimator='lanczos' or dtype=torch.float64; "
-            "check=False gives the first number."
+            f"model and the loss as they are is {plain:.4g}. Pass estimator='lanczos' or "
+            "dtype=torch.float64; check=False gives the first number."
         )
 
 
@@ -264,8 +264,7 @@ def _check_second_difference(
     evaluations: Sequence[Evaluation], direction: Direction, stated: float, error: float
 ) -> None:
     problem, names = evaluations[0].problem, list(direction)
-    lengths = {name: leaf.square().sum() for name, leaf in evaluations[0].leaves.items()}
-    size = max(float(sum(lengths.values())) ** 0.5, _LEAST_SIZE)
+    size = max(math.hypot(*map(_norm, evaluations[0].leaves.values())), _LEAST_SIZE)
     longer = {name: size * part for name, part in direction.items()}
 
     def values(dtype: torch.dtype, step: float) -> Matrices:
@@ -274,7 +273,9 @@ def _check_second_difference(
             with moved(problem, longer, step, dtype) as weights:
                 _, gradients = problem.output_and_gradients(one.batch, weights, names)
             pairs = zip(gradients, direction.values(), strict=True)
-            slopes += one.weight * sum((grad.detach().double() * part.double()).sum().cpu() for grad, part in pairs)
+            slopes += one.weight * sum(
+                (grad.detach().double() * part.double()).sum().cpu() for grad, part in pairs
+            )
         return [slopes]
 
     comparison = _Comparison(

@@ -208,7 +208,9 @@ class Problem:
             if name not in measured:
                 # What is not measured may be a large frozen model: it is shared.
                 own = parameter.detach()
-                self.constants[name] = cast(own.clone() if own.is_inference() else own, self.dtype, own.device)
+                self.constants[name] = cast(
+                    own.clone() if own.is_inference() else own, self.dtype, own.device
+                )
         own = {name: self.model.get_parameter(name).detach() for name in measured}
         self.leaves = {name: one.to(self.dtype, copy=True).requires_grad_() for name, one in own.items()}
 

@@ -310,8 +310,12 @@ def check_output(output: Any, forward: Any) -> None:
         told = f"{who} returned {found}"
         raise ProblemError(f"{told}; curvature needs one tensor. Pass forward=lambda model, x: {way}.")
     if output.is_complex():
-        way = "Return torch.view_as_real of it, and let the loss put it together: torch.view_as_complex(output)"
-        raise ProblemError(f"the model's output has dtype {output.dtype}; curvature needs real numbers. {way}.")
+        way = (
+            "Return torch.view_as_real of it, and let the loss put it together: torch.view_as_complex(output)"
+        )
+        raise ProblemError(
+            f"the model's output has dtype {output.dtype}; curvature needs real numbers. {way}."
+        )
     if output.dtype not in (torch.float32, torch.float64):
         raise ProblemError(
             f"the model's output has dtype {output.dtype}; it must be real and of float32 or better, as the "
