@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from hessinit.curvature import operators
 from hessinit.curvature.evaluation import (
     Direction,
     Evaluation,
@@ -29,6 +30,7 @@ from hessinit.curvature.evaluation import (
 from hessinit.curvature.probes import random_like
 from hessinit.errors import DerivativeError
 from hessinit.problem.determinism import custom_functions, graph_nodes
+from hessinit.results.curvature_report import LayerCurvature
 
 # One for each kind of number; every row is compared by itself.
 Matrices = list[Tensor]
@@ -217,73 +219,40 @@ def check_loss(evaluation: Evaluation) -> None:
     comparison.judge(evaluation, _LOSS if output.dtype == torch.float64 else _SINGLE)
 
 
-def check_answer(
-    evaluations: Sequence[Evaluation], vector: Tensor, stated: float, error: float, curvature: str
-) -> None:
-    """Compare the stated eigenvalue with the curvature of the plain model and loss along its vector.
+def check_answer(evaluations: Sequence[Evaluation], vector: Tensor | None, stated: LayerCurvature) -> None:
+    """Compare the Gauss-Newton norm with `(J v)ᵀ H_z J v` of the plain model and loss, v being its vector.
 
     What stands in for them (closed forms, substitutes, recorded graphs) has no part in it. Costs a forward
-    with tangents for Gauss-Newton, two gradients for the exact Hessian.
+    with tangents. Of the exact Hessian only substitutes stand in, which `check_gradients` sees.
     """
+    if vector is None or not evaluations[0].problem.check or stated.curvature == "hessian":
+        return
     leaves = evaluations[0].leaves
-    if not evaluations[0].problem.check or not stated or not math.isfinite(error):
-        return
-    parts = vector.split([leaf.numel() for leaf in leaves.values()])
-    pairs = zip(leaves.items(), parts, strict=True)
-    direction = {name: part.view_as(leaf) for (name, leaf), part in pairs}
-    if curvature == "hessian":
-        _check_second_difference(evaluations, direction, stated, error)
-        return
-    found = [_curvature_of_plain(one, direction) for one in evaluations]
-    plain = sum(one.weight * bend for one, bend in zip(evaluations, found, strict=True))
-    if abs(plain - stated) > error + _ALLOWED_OF_ANSWER * abs(stated):
+    parts = operators.split(vector, [tuple(leaf.shape) for leaf in leaves.values()])
+    direction = dict(zip(leaves, parts, strict=True))
+    plain = math.nan
+    with contextlib.suppress(Exception):  # of a function without a forward derivative
+        plain = sum(one.weight * _curvature_of_plain(one, direction) for one in evaluations)
+    if abs(abs(plain) - stated.norm) > stated.error + _ALLOWED_OF_ANSWER * stated.norm:
         raise DerivativeError(
-            f"along the direction in which the network's curvature was found to be {stated:.4g}, that of the "
-            f"model and the loss as they are is {plain:.4g}. Pass estimator='lanczos' or "
+            f"along the direction in which the network's curvature was found to be {stated.norm:.4g}, that of "
+            f"the model and the loss as they are is {plain:.4g}. Pass estimator='lanczos' or "
             "dtype=torch.float64; check=False gives the first number."
         )
 
 
 def _curvature_of_plain(evaluation: Evaluation, direction: Direction) -> float:
-    """`(J d)ᵀ H_z J d` of the model and the loss as the user wrote them; nan where torch cannot push `d`."""
+    """nan where a custom function may drop the change silently."""
     problem, batch = evaluation.problem, evaluation.batch
     weights = weights_in(problem, problem.dtype)
-    output, change = None, None
-    with contextlib.suppress(Exception), forward_ad.dual_level():  # not all functions have this derivative
+    with forward_ad.dual_level():
         for name, part in direction.items():
             weights[name] = forward_ad.make_dual(weights[name].requires_grad_(), part)
         output, change = forward_ad.unpack_dual(problem.output(batch, weights=weights, plain=True))
-    if output is None or change is None or custom_functions(output):  # which drop the change silently
+    if change is None or custom_functions(output):
         return math.nan
-    change = change.detach()
-    bend = OutputLoss(problem, output, batch).hessian(change)
-    return float((change.double() * bend.double()).sum())
-
-
-def _check_second_difference(
-    evaluations: Sequence[Evaluation], direction: Direction, stated: float, error: float
-) -> None:
-    problem, names = evaluations[0].problem, list(direction)
-    size = max(math.hypot(*map(_norm, evaluations[0].leaves.values())), _LEAST_SIZE)
-    longer = {name: size * part for name, part in direction.items()}
-
-    def values(dtype: torch.dtype, step: float) -> Matrices:
-        slopes = torch.zeros(1, 1, dtype=torch.float64)
-        for one in evaluations:
-            with moved(problem, longer, step, dtype) as weights:
-                _, gradients = problem.output_and_gradients(one.batch, weights, names)
-            pairs = zip(gradients, direction.values(), strict=True)
-            slopes += one.weight * sum(
-                (grad.detach().double() * part.double()).sum().cpu() for grad, part in pairs
-            )
-        return [slopes]
-
-    comparison = _Comparison(
-        "the loss's gradient", [torch.full((1, 1), size * stated, dtype=torch.float64)], values, None,
-        least=1 + error / (_ALLOWED_OF_ANSWER * abs(stated)), precision=problem.precision,
-    )  # fmt: skip
-    comparison.judge(evaluations[0], _GRADIENTS[1:] if has_kinks(evaluations[0]) else _GRADIENTS)
-    evaluations[0].forget()
+    bend = OutputLoss(problem, output, batch).hessian(change.detach())
+    return float((change.detach().double() * bend.double()).sum())
 
 
 @dataclass(frozen=True)

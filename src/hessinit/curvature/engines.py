@@ -115,10 +115,6 @@ class Engine(ABC):
             found.append(Extremes(result.top, replace(bottom, products=0), self.name, self.reason))
         return found if len(found) > 1 else [replace(found[0], vector=searches[0].vector())]
 
-    def _top(self, operator: Operator) -> tuple[Estimate, Tensor | None]:
-        search = lanczos.LanczosSearch(operator, which="top", **self._settings.options)
-        return lanczos.run_together([search])[0].top, search.vector()
-
 
 def with_rounding(extremes: Extremes, rounding: rounding_error.RoundingError, tolerance: float) -> Extremes:
     """Add the rounding error of the operator; beyond `tolerance`, the estimates have not converged."""
@@ -466,26 +462,25 @@ class GramEngine(Engine):
         first, *others = [gram for grams in per_batch for gram in grams]
         if self._is_small(known):
             gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first
-            top, rows = self._top(settings.watched(gram, names))
-            found = self._from_gram(top, [first, *others])
+            search = lanczos.LanczosSearch(settings.watched(gram, names), which="top", **settings.options)
+            found = self._from_gram(lanczos.run_together([search])[0].top, [first, *others])
+            rows = search.vector() if len(known) == len(names) else None
             if rows is None:
                 return found
-            pulled = {name: one.pull(rows) for name, one in zip(known, [first, *others], strict=True)}
-            leaves = self._general._evaluations[0].problem.leaves
-            whole = operators.join([pulled.get(name, torch.zeros_like(leaves[name])) for name in names])
-            return replace(found, vector=whole.detach() / torch.linalg.vector_norm(whole))
+            pulled = operators.join([one.pull(rows) for one in (first, *others)])
+            return replace(found, vector=pulled / torch.linalg.vector_norm(pulled))
         if len(known) < len(names):
             # An unused weight makes the block singular, whatever the size of the rest.
             block = settings.watched(GramCurvature(per_batch), names)
-            return Extremes(self._top(block)[0], UNUSED, self.name, self.reason)
+            top = lanczos.lanczos(block, which="top", **settings.options).top
+            return Extremes(top, UNUSED, self.name, self.reason)
         if isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX:
             matrix = first.factor.T @ first.factor
-            top, vector = self._top(matrix)
+            top = scaled(lanczos.lanczos(matrix, which="top", **settings.options).top, first.scale)
             bottom = lanczos.smallest_eigenvalue(matrix, tolerance=settings.tolerance, seed=settings.seed)
-            ends = scaled(top, first.scale), scaled(bottom, first.scale)
-            return Extremes(*ends, self.name, self.reason, vector)
-        rows = sum(grams[0].shape[0] for grams in per_batch)
-        return self._search(rows, settings.watched(GramCurvature(per_batch), names))[0]
+            return Extremes(top, scaled(bottom, first.scale), self.name, self.reason)
+        rank = sum(grams[0].shape[0] for grams in per_batch)
+        return self._search(rank, settings.watched(GramCurvature(per_batch), names))[0]
 
     def _is_small(self, names: Sequence[str]) -> bool:
         """One batch, with fewer outputs than weights: the Gram matrix is the smaller of the two."""

@@ -40,7 +40,7 @@ class LanczosProcess(LanczosState):
         most_blocks: int | None = None,
     ) -> None:  # fmt: skip
         self.operator, self.size, self.dtype = operator, probes.operator_size(operator), operator.dtype
-        self.finite, self._most_blocks, self.is_complete = True, most_blocks, True
+        self.finite, self._most_blocks = True, most_blocks
         self.tridiagonal = np.zeros((32, 32))  # the lower triangle
         self.betas: list[float] = []  # one a step
         self._largest = self._beta = 0.0
@@ -139,9 +139,8 @@ class LanczosProcess(LanczosState):
             rows = min(self._room + 1, 256, max(4, _NUMBERS_PER_BLOCK // self.size))
             self._blocks.append(torch.empty(rows, self.size, dtype=self.dtype, device=self.operator.device))
             self._rows_used = 0
-            if self._most_blocks is not None and len(self._blocks) > self._most_blocks:
+            if self._most_blocks is not None:
                 del self._blocks[: -self._most_blocks]
-                self.is_complete = False
         self._rows_used += 1
         return self._blocks[-1][self._rows_used - 1]
 

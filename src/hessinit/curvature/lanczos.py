@@ -118,11 +118,10 @@ class LanczosSearch:
     def vector(self) -> Tensor | None:
         """The unit Ritz vector of the norm; None where there is none, or not all of the basis was kept."""
         process = self._process
-        if not process.finite or not process.scale or not process.is_complete:
+        if not process.finite or not process.scale or self._size >= _LARGE:
             return None
         values, vectors, _ = process.ritz()
-        largest = int(np.abs(values).argmax())
-        return process.ritz_vectors(vectors[:, [largest]]).squeeze(1)
+        return process.ritz_vectors(vectors[:, [np.abs(values).argmax()]]).squeeze(1)
 
     def _read(
         self, values: krylov.Array, residuals: krylov.Array, index: int, norm: float

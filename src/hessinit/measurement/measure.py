@@ -384,10 +384,7 @@ def measure(
         del measuring  # a gradient is timed: what the engines hold must not stand beside its graph
         for one in evaluations:
             one.forget()
-        if vector is not None:
-            answer = max(whole.top, whole.bottom, key=lambda one: abs(one.value))
-            derivative_check.check_answer(evaluations, vector, answer.value, answer.error, whole.curvature)
-            del vector
+        derivative_check.check_answer(evaluations, vector, whole)
         gradient = progress_of.timed_gradient(problem, [one.weight for one in evaluations])
         if ranks is None or ranks.split != "batch":  # of a share, no rank knows all activations
             from hessinit.measurement.soundness import judge_signals
