@@ -227,26 +227,24 @@ def check_answer(evaluations: Sequence[Evaluation], vector: Tensor | None, state
     """
     if vector is None or not evaluations[0].problem.check or stated.curvature == "hessian":
         return
-    leaves = evaluations[0].leaves
-    parts = operators.split(vector, [tuple(leaf.shape) for leaf in leaves.values()])
-    direction = dict(zip(leaves, parts, strict=True))
     plain = math.nan
     with contextlib.suppress(Exception):  # of a function without a forward derivative
-        plain = sum(one.weight * _curvature_of_plain(one, direction) for one in evaluations)
+        plain = sum(one.weight * _curvature_of_plain(one, vector) for one in evaluations)
     if abs(abs(plain) - stated.norm) > stated.error + _ALLOWED_OF_ANSWER * stated.norm:
         raise DerivativeError(
-            f"along the direction in which the network's curvature was found to be {stated.norm:.4g}, that of "
-            f"the model and the loss as they are is {plain:.4g}. Pass estimator='lanczos' or "
+            f"along the direction in which the network's curvature was found to be {stated.norm:.4g}, that "
+            f"of the model and the loss as they are is {plain:.4g}. Pass estimator='lanczos' or "
             "dtype=torch.float64; check=False gives the first number."
         )
 
 
-def _curvature_of_plain(evaluation: Evaluation, direction: Direction) -> float:
-    """nan where a custom function may drop the change silently."""
+def _curvature_of_plain(evaluation: Evaluation, vector: Tensor) -> float:
+    """Along the flat vector; nan where a custom function may drop the change silently."""
     problem, batch = evaluation.problem, evaluation.batch
-    weights = weights_in(problem, problem.dtype)
+    weights, shapes = weights_in(problem, problem.dtype), [leaf.shape for leaf in evaluation.leaves.values()]
+    parts = operators.split(vector / torch.linalg.vector_norm(vector), shapes)
     with forward_ad.dual_level():
-        for name, part in direction.items():
+        for name, part in zip(evaluation.leaves, parts, strict=True):
             weights[name] = forward_ad.make_dual(weights[name].requires_grad_(), part)
         output, change = forward_ad.unpack_dual(problem.output(batch, weights=weights, plain=True))
     if change is None or custom_functions(output):

@@ -38,7 +38,7 @@ class Extremes:
     bottom: Estimate
     engine: str
     reason: str
-    vector: Tensor | None = field(default=None, compare=False)  # the unit Ritz vector of the norm, if known
+    vector: Tensor | None = field(default=None, compare=False)  # of any length: that of the norm, if known
 
     @property
     def norm(self) -> Estimate:
@@ -323,7 +323,6 @@ class HessianEngine(Engine):
         weights = sum(self._evaluations[0].problem.leaves[name].numel() for name in names)
         if operator.shape[0] == weights:
             return found
-        found = replace(found, vector=None)  # of coordinates
         # The directions that the inputs do not span have the eigenvalue 0.
         top = found.top if found.top.value > 0 else _zero(found.top)
         return replace(found, top=top, bottom=found.bottom if found.bottom.value < 0 else _zero(found.bottom))
@@ -464,11 +463,9 @@ class GramEngine(Engine):
             gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first
             search = lanczos.LanczosSearch(settings.watched(gram, names), which="top", **settings.options)
             found = self._from_gram(lanczos.run_together([search])[0].top, [first, *others])
-            rows = search.vector() if len(known) == len(names) else None
-            if rows is None:
-                return found
-            pulled = operators.join([one.pull(rows) for one in (first, *others)])
-            return replace(found, vector=pulled / torch.linalg.vector_norm(pulled))
+            vector = search.vector().to(first.device, first.dtype)
+            pulled = operators.join([one.pull(vector) for one in (first, *others)])
+            return replace(found, vector=pulled if len(known) == len(names) else None)
         if len(known) < len(names):
             # An unused weight makes the block singular, whatever the size of the rest.
             block = settings.watched(GramCurvature(per_batch), names)

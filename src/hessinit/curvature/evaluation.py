@@ -135,11 +135,9 @@ class SoftmaxHessian:
             # In units of its rounding, a number that a confident softmax makes small counts as any other one.
             closed, expected = closed / rounding.add_(digit.eps**2), expected / rounding
             square = closed.square().sum(1, keepdim=True)
-            fitted = ((closed * expected).sum(1, keepdim=True) / square.clamp(min=1)).clamp(min=0)
             # Where all is rounding, as in a row whose softmax is 0 and 1, nothing tells the weight.
-            most = torch.where(square > 1, fitted, 0.0).amax()
-            weights.copy_(torch.minimum(fitted, most))
-            allowed = torch.where(square > 1, weights, most)
+            weights.copy_(torch.where(square > 1, (closed * expected).sum(1, keepdim=True) / square, 0))
+            allowed = torch.where(square > 1, weights, weights.amax())
             if not bool(((expected - weights * closed).abs() <= allowed).all()):
                 return False
         return True

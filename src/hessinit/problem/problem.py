@@ -361,9 +361,7 @@ class Problem:
 
 def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy, in `dtype` if that is wider. Its graph is kept, so that a weight behind it can be found."""
-    dtype = dtype.to_complex() if tensor.is_complex() else dtype
-    inexact = tensor.is_floating_point() or tensor.is_complex()
-    wider = inexact and torch.finfo(dtype).bits > torch.finfo(tensor.dtype).bits
+    wider = tensor.is_floating_point() and torch.finfo(dtype).bits > torch.finfo(tensor.dtype).bits
     if isinstance(tensor, nn.Parameter):  # of the loss, say: a constant here
         tensor = tensor.detach()
     return tensor.to(dtype) if wider else tensor.clone()

@@ -310,11 +310,9 @@ def check_output(output: Any, forward: Any) -> None:
         told = f"{who} returned {found}"
         raise ProblemError(f"{told}; curvature needs one tensor. Pass forward=lambda model, x: {way}.")
     if output.is_complex():
-        way = (
-            "Return torch.view_as_real of it, and let the loss put it together: torch.view_as_complex(output)"
-        )
         raise ProblemError(
-            f"the model's output has dtype {output.dtype}; curvature needs real numbers. {way}."
+            f"the model's output has dtype {output.dtype}; curvature needs real numbers. Return "
+            "torch.view_as_real of it, and take torch.view_as_complex(output) in the loss."
         )
     if output.dtype not in (torch.float32, torch.float64):
         raise ProblemError(
