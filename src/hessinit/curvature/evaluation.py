@@ -115,15 +115,16 @@ class SoftmaxHessian:
         tangent = probes.random_like(output, seed, loss.problem.loss_dtype) + 1
         product = loss.hessian(tangent)
         for dimension in (-1, 1) if output.ndim > 2 else (-1,):
-            weights = torch.zeros_like(tangent.select(dimension, 0)).unsqueeze(dimension)
-            found = cls(output, dimension, weights)
+            found = cls(
+                output, dimension, torch.zeros_like(tangent.select(dimension, 0)).unsqueeze(dimension)
+            )
             if bool(product.any()) and found._fits(tangent, product):
                 return found
         return None
 
     def _fits(self, tangent: Tensor, product: Tensor) -> bool:
         """Whether some weights of the rows, which are stored, explain every number of the product."""
-        digit = torch.finfo(tangent.dtype)
+        digit = torch.finfo(tangent.dtype).eps
         for (logits, weights, along), (_, _, expected) in zip(
             self._rows(tangent), self._rows(product), strict=True
         ):
@@ -131,9 +132,9 @@ class SoftmaxHessian:
             along = shares * along
             closed, size = along - shares * along.sum(1, keepdim=True), along.abs_()
             largest = 1 + logits.abs().amax(1, keepdim=True).to(size)
-            rounding = size.add_(shares * size.sum(1, keepdim=True)).mul_(_LAST_PLACES * digit.eps * largest)
+            rounding = size.add_(shares * size.sum(1, keepdim=True)).mul_(_LAST_PLACES * digit * largest)
             # In units of its rounding, a number that a confident softmax makes small counts as any other one.
-            closed, expected = closed / rounding.add_(digit.eps**2), expected / rounding
+            closed, expected = closed / rounding.add_(digit**2), expected / rounding
             square = closed.square().sum(1, keepdim=True)
             # Where all is rounding, as in a row whose softmax is 0 and 1, nothing tells the weight.
             weights.copy_(torch.where(square > 1, (closed * expected).sum(1, keepdim=True) / square, 0))
