@@ -22,7 +22,7 @@ def true_norms(parts: Parts, layers: dict[str, list[str]], curvature: str) -> di
     parts = parts.double()
     parameters = dict(parts.model.named_parameters(remove_duplicate=False))
     weights = list({parameters[name]: None for group in layers.values() for name in group})
-    sizes = [len(targets) for _, targets in parts.batches]
+    sizes = [targets.numel() for _, targets in parts.batches]
     sums = getattr(parts.loss, "reduction", None) == "sum" and type(parts.loss).__name__ != "PerBatch"
     with sdpa_kernel(SDPBackend.MATH), mock.patch("torch._weight_norm", _weight_norm):
         total = sum(
@@ -53,10 +53,24 @@ def _matrix(parts: Parts, batch: Any, weights: list[Tensor], curvature: str) -> 
     if curvature == "hessian":
         return _rows(_flat(torch.autograd.grad(parts.loss(output, targets), weights, create_graph=True,
                                                allow_unused=True), weights), weights)  # fmt: skip
-    jacobian = _rows(output.reshape(-1), weights)
     cut = output.detach().requires_grad_()
     (slope,) = torch.autograd.grad(parts.loss(cut, targets), cut, create_graph=True)
+    if output.numel() > 1000:
+        return _by_columns(output, weights, slope, cut)
+    jacobian = _rows(output.reshape(-1), weights)
     return jacobian.T @ _rows(slope.reshape(-1), [cut]) @ jacobian
+
+
+def _by_columns(output: Tensor, weights: list[Tensor], slope: Tensor, cut: Tensor) -> Tensor:
+    """Far more outputs than weights: `J` and `H_z J` a column at a time."""
+    placeholder = torch.zeros_like(output, requires_grad=True)
+    pulled = torch.autograd.grad(output, weights, placeholder, create_graph=True)
+    jacobian = _rows(torch.cat([one.reshape(-1) for one in pulled]), [placeholder])
+    bent = [
+        torch.autograd.grad(slope, cut, column.view_as(slope), retain_graph=True)[0].reshape(-1)
+        for column in jacobian
+    ]
+    return jacobian @ torch.stack(bent).T
 
 
 def _rows(values: Tensor, by: list[Tensor]) -> Tensor:

@@ -6,7 +6,14 @@ cannot spoil the truth it is compared with.
 
 from __future__ import annotations
 
+import argparse
+import array
+import collections
+import contextvars
+import itertools
 import random
+import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -453,6 +460,189 @@ def experts_with_a_hard_gate(chance: random.Random, clean: bool) -> Parts:
     return classified(chance, Expert())
 
 
+class Logits(nn.Module):
+    """Many logits, whose words may share a component, or which are the same ones twice."""
+
+    def __init__(self, words: int, shift: float, shared: str) -> None:
+        super().__init__()
+        self.a, self.head, self.shared = nn.Linear(4, 4), nn.Linear(4, words, bias=False), shared
+        self.head.weight.data.add_(shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.head(torch.tanh(self.a(x)))
+        if self.shared == "twice":
+            return torch.cat([z, z], 1)
+        return z + z.mean(1, keepdim=True).expand_as(z) if self.shared == "mean" else z
+
+
+def nearly_cross_entropy(chance: random.Random) -> Callable[[Tensor, Tensor], Tensor]:
+    """A cross-entropy and something else, in all rows or in one."""
+    share = chance.choice([1e-6, 1e-4, 1e-3, 1e-2, 0.1])
+    ce = F.cross_entropy
+
+    def value_head(z: Tensor, y: Tensor) -> Tensor:
+        return ce(z[:, 1:], (y - 1).clamp(min=0)) + share * (z[:, 0] - 1).square().mean()
+
+    def one_row(z: Tensor, y: Tensor) -> Tensor:
+        return ce(z[1:], y[1:], reduction="sum") / len(z) + share * z[0].square().mean()
+
+    def alternating(z: Tensor, y: Tensor) -> Tensor:
+        return ce(z[::2], y[::2]) + share * (z[1::2] - 1).square().mean()
+
+    return chance.choice([
+        lambda z, y: ce(z, y) + share * z.logsumexp(-1).square().mean(),
+        lambda z, y: ce(z, y) + share * z.logsumexp(-1).square().mean(),
+        lambda z, y: ce(z, y) + share * z.square().sum(-1).mean(),
+        lambda z, y: ce(z, y) + share * z.mean(-1).square().mean(),
+        lambda z, y: ce(z, y) + share * (z.softmax(-1) * z.log_softmax(-1)).sum(-1).mean(),
+        lambda z, y: ce(z, y) + share * (1 - z.softmax(-1).gather(1, y[:, None])).mean(),
+        lambda z, y: ce(z, y) + share * z[0, 3].square(),
+        lambda z, y: ce(30 * torch.tanh(z / 30), y, label_smoothing=0.1),
+        value_head, one_row, alternating,
+    ])  # fmt: skip
+
+
+@odd()
+def many_logits_that_are_nearly_a_cross_entropy(chance: random.Random, clean: bool) -> Parts:
+    words, size = chance.choice([700, 1100, 1500]), chance.randint(12, 16)
+    model = Logits(words, chance.choice([0.0, 0.0, 1.0, 6.0]), chance.choice(["no", "no", "twice", "mean"]))
+    x = torch.randn(size, 4)
+    x[0] *= chance.choice([1.0, 1.0, 30.0, 1000.0])
+    return Parts(model, nearly_cross_entropy(chance), (x, torch.randint(words, (size,))), layers="a")
+
+
+@odd()
+def few_logits_that_are_shared_or_of_mixed_losses(chance: random.Random, clean: bool) -> Parts:
+    model = Logits(5, chance.choice([0.0, 1.0, 6.0]), chance.choice(["no", "twice", "mean"]))
+    x = torch.randn(8, 4)
+    x[0] *= chance.choice([1.0, 1.0, 30.0, 1000.0])
+    return Parts(model, nearly_cross_entropy(chance), (x, torch.randint(5, (8,))))
+
+
+COMPLEX: list[Callable[[Tensor], Tensor]] = [
+    torch.exp, torch.tanh, torch.sigmoid, torch.sin, torch.cos, torch.sqrt, torch.log, torch.sinh, torch.cosh,
+    torch.rsqrt, torch.expm1, torch.log1p, torch.reciprocal, torch.sgn, torch.square, lambda z: z**1.5,
+    lambda z: z / (1 + z * z), lambda z: z * z.conj() * z, lambda z: z.abs() * (1 + 1j),
+    lambda z: z.angle() + 0j, lambda z: 1j / (2 + z),
+    lambda z: F.relu(z.abs() - 0.1) * z / (z.abs() + 1e-3), lambda z: torch.cumprod(z, 1),
+    lambda z: torch.where(z.real > 0, z, 0.1 * z), lambda z: z.masked_fill(z.imag > 0, 0),
+    torch.fft.fft, lambda z: torch.fft.ifft(torch.fft.fft(z) * z), torch.fft.fftshift,
+]  # fmt: skip
+
+
+class Complex(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor], share: float) -> None:
+        super().__init__()
+        self.a, self.b, self.function, self.share = nn.Linear(4, 5), nn.Linear(10, 3), function, share
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        z = self.function(torch.complex(h, h.roll(1, 1)))
+        return self.b(torch.cat([h + self.share * z.real, h + self.share * z.imag], 1))
+
+
+@odd()
+def complex_functions(chance: random.Random, clean: bool) -> Parts:
+    return classified(chance, Complex(chance.choice(COMPLEX), chance.choice([0.01, 0.1, 1.0])))
+
+
+class Counting(nn.Module):
+    """Each call sees another count, or another mean, that an object of the standard library holds."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.a, self.b, self.way = nn.Linear(4, 5), nn.Linear(5, 3), way
+        local = threading.local()
+        local.step = 0
+        self.state: Any = {
+            "namespace": lambda: argparse.Namespace(step=0),
+            "simple namespace": lambda: SimpleNamespace(step=0),
+            "thread": lambda: local,
+            "dict": lambda: collections.UserDict(step=0),
+            "counter": lambda: collections.Counter(step=0),
+            "list": lambda: collections.UserList([0]),
+            "deque": lambda: collections.deque([0]),
+            "weak dictionary": lambda: weakref.WeakKeyDictionary({self.a: 0}),
+            "context": lambda: contextvars.ContextVar("step", default=0),
+            "iterator": lambda: iter(range(10**9)),
+            "count": itertools.count,
+            "generator": lambda: (step for step in range(10**9)),
+            "bytes": lambda: bytearray(1),
+            "array": lambda: array.array("d", [0.0]),
+        }[way]()
+
+    def step(self) -> float:
+        state = self.state
+        if self.way in ("namespace", "simple namespace", "thread"):
+            state.step += 1
+            return float(state.step)
+        if self.way in ("dict", "counter"):
+            state["step"] += 1
+            return float(state["step"])
+        if self.way == "weak dictionary":
+            state[self.a] += 1
+            return float(state[self.a])
+        if self.way == "context":
+            state.set(state.get() + 1)
+            return float(state.get())
+        if self.way in ("iterator", "count", "generator"):
+            return float(next(state)) + 1
+        state.append(1)
+        return float(len(state) - 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x) / (1 + self.step())))
+
+
+COUNTERS = (
+    "namespace", "simple namespace", "thread", "dict", "counter", "list", "deque", "weak dictionary",
+    "context", "iterator", "count", "generator", "bytes", "array",
+)  # fmt: skip
+
+
+@odd()
+def state_in_standard_objects(chance: random.Random, clean: bool) -> Parts:
+    return classified(chance, Counting(chance.choice(COUNTERS)))
+
+
+class Steps(nn.Module):
+    """A recurrent network that takes time first, or a pair, or words, and returns a row for each step."""
+
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.layout = layout
+        self.words = nn.Embedding(5, 3)
+        self.cell, self.head = nn.RNN(3, 4, batch_first=layout == "batch first"), nn.Linear(4, 3)
+
+    def forward(self, given: Any) -> Tensor:
+        if self.layout == "pair":
+            given = given[0] + given[1]
+        if self.layout == "words":
+            given = self.words(given)
+        found = self.head(self.cell(given)[0])
+        return found[-1] if self.layout in ("last step", "pair") else found.flatten(0, 1)
+
+
+@odd()
+def batches_of_odd_layouts(chance: random.Random, clean: bool) -> Parts:
+    layout = chance.choice(["batch first", "time first", "last step", "pair", "words"])
+    steps, sizes = chance.randint(2, 4), chance.sample([1, 2, 3, 5, 8], chance.choice([1, 2, 3]))
+
+    def batch(size: int) -> Any:
+        shape = (size, steps, 3) if layout == "batch first" else (steps, size, 3)
+        if layout == "words":
+            return torch.randint(5, shape[:2]), torch.randint(3, (size * steps,))
+        given: Any = (torch.randn(shape), torch.randn(shape)) if layout == "pair" else torch.randn(shape)
+        return given, torch.randint(3, (size if layout in ("last step", "pair") else size * steps,))
+
+    reduction = chance.choice(["mean", "mean", "sum"])
+    return Parts(Steps(layout), nn.CrossEntropyLoss(reduction=reduction), [batch(size) for size in sizes])
+
+
+# A problem of these says itself which of its layers are measured.
+FEW_LAYERS = ("vocabulary", "many logits that are nearly a cross entropy")
+
+
 @dataclass(frozen=True)
 class Drawn:
     """One random problem.
@@ -477,7 +667,7 @@ def draw(seed: int) -> Drawn:
     options: dict[str, Any] = {"seed": chance.randrange(1000)}
     if chance.random() < 0.2:
         options["estimator"] = "lanczos"
-    if chance.random() < 0.15:
+    if chance.random() < 0.15 and make not in FEW_LAYERS:
         options["layers"] = "**"
     state = chance.getstate()
 

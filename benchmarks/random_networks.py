@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ class Parts:
     loss: Callable[..., Tensor]
     batch: Any
     forward: Callable[[nn.Module, Any], Tensor] | None = None
+    layers: str | None = None  # to measure, where the truth of all would take too long
 
     @property
     def batches(self) -> list[Any]:
@@ -33,7 +34,7 @@ class Parts:
         if isinstance(self.loss, nn.Module):
             self.loss.double()
         batch = _map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, self.batch)
-        return Parts(self.model, self.loss, batch, self.forward)
+        return replace(self, batch=batch)
 
 
 def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -286,6 +287,51 @@ def gated(chance: random.Random) -> Parts:
     return Parts(Gated(inputs, chance.randint(2, 10), outputs), loss, batch)
 
 
+class Spectral(nn.Module):
+    """Layers between a Fourier transform and its inverse, or features of a spectrum."""
+
+    def __init__(self, width: int, outputs: int, kind: str) -> None:
+        super().__init__()
+        self.first, self.kind, features = nn.Linear(4, width), kind, width // 2 + 1
+        self.mixing = nn.Parameter(torch.randn(features, 2))
+        self.last = nn.Linear(width if kind == "convolution" else features, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        spectrum = torch.fft.rfft(h) * torch.view_as_complex(self.mixing)
+        if self.kind == "convolution":
+            return self.last(h + torch.fft.irfft(spectrum, n=h.shape[-1]))
+        return self.last(spectrum.abs() if self.kind == "magnitude" else torch.log1p(spectrum.abs().square()))
+
+
+def spectral(chance: random.Random) -> Parts:
+    outputs = chance.randint(2, 4)
+    model = Spectral(
+        chance.choice([4, 6, 8]), outputs, chance.choice(["convolution", "convolution", "magnitude", "power"])
+    )
+    loss, target = criterion(chance, outputs)
+    return Parts(model, loss, batched(chance, lambda count: features(chance, count, 4), target))
+
+
+def vocabulary(chance: random.Random) -> Parts:
+    """More than 8,192 logits, of a cross-entropy, whose Hessian has a closed form."""
+    words, size = chance.choice([700, 1200, 2000]), chance.randint(12, 16)
+    width = chance.randint(3, 6)
+    model = nn.Sequential(nn.Linear(4, width), activation(chance), nn.Linear(width, words, bias=False))
+    with torch.no_grad():  # words share a component after some training
+        model[2].weight.mul_(chance.choice([1.0, 5.0])).add_(chance.choice([0.0, 0.0, 1.0, 6.0]))
+    weights = torch.linspace(0.3, 2.0, words)
+    loss = chance.choice([
+        F.cross_entropy,
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(weight=weights),
+        nn.CrossEntropyLoss(ignore_index=0),
+    ])  # fmt: skip
+    batch = torch.randn(size, 4), torch.randint(words, (size,)) * torch.randint(1, 5, (size,)).clamp(max=1)
+    return Parts(model, loss, batch, layers="0")
+
+
 ORDINARY: dict[str, Callable[[random.Random], Parts]] = {
     "mlp": mlp,
     "convolutional": convolutional,
@@ -294,4 +340,6 @@ ORDINARY: dict[str, Callable[[random.Random], Parts]] = {
     "words": words,
     "two heads": two_heads,
     "gated": gated,
+    "spectral": spectral,
+    "vocabulary": vocabulary,
 }

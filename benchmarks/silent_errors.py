@@ -2,12 +2,14 @@
 
 python benchmarks/silent_errors.py                       # 2,000 problems, about 20 minutes on two cores
 python benchmarks/silent_errors.py --count 200
+timeout 580 python benchmarks/silent_errors.py --lines found.jsonl   # in pieces: call it until it is done
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import json
 import math
 import os
 import statistics
@@ -60,7 +62,7 @@ def measure(problem: Drawn, curvature: str, precision: str) -> dict[str, Any]:
             parts.batch,
             forward=parts.forward,
             curvature=curvature,
-            **problem.options,
+            **({"layers": parts.layers} if parts.layers else {}) | problem.options,
         )
     except hessinit.ProblemError as refusal:
         return {"outcome": "refused", "message": str(refusal)}
@@ -149,14 +151,25 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="seed of the first one (default: 0)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--results", type=Path, default=None, help="write the record to this file")
+    parser.add_argument(
+        "--lines", type=Path, default=None, help="keep what is done in this file, and leave that out"
+    )
     arguments = parser.parse_args()
     seeds = range(arguments.first, arguments.first + arguments.count)
-    started, records = time.perf_counter(), []
+    started, records = time.perf_counter(), list[dict[str, Any]]()
+    if arguments.lines and arguments.lines.exists():
+        known = map(json.loads, arguments.lines.read_text(encoding="utf-8").splitlines())
+        records = [record for found in known for record in found if record["seed"] in seeds]
+    done = {record["seed"] for record in records}
     with ProcessPoolExecutor(arguments.workers) as pool:
-        for done, found in enumerate(pool.map(run_one, seeds, chunksize=4), 1):
+        for found in pool.map(run_one, [seed for seed in seeds if seed not in done], chunksize=4):
             records += found
-            if done % 50 == 0:
-                print(f"\r{done} of {len(seeds)}", end="", file=sys.stderr, flush=True)
+            done.add(found[0]["seed"])
+            if arguments.lines:
+                with arguments.lines.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps(found) + "\n")
+            if len(done) % 50 == 0:
+                print(f"\r{len(done)} of {len(seeds)}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     ordinary = {seed for seed in seeds if draw(seed).ordinary}
     record = {

@@ -254,9 +254,9 @@ def test_one_large_layer_wrong_by_5_percent_is_found(layer: str, curvature: str)
     check_refused(NOT_THE_DERIVATIVE, model, data=data, curvature=curvature, network=False)
 
 
-@pytest.mark.parametrize(("inner", "most"), [(network(), 2), (deep(6, 2), 4)], ids=["smooth", "kinks"])
+@pytest.mark.parametrize(("inner", "most"), [(network(), 3), (deep(6, 2), 5)], ids=["smooth", "kinks"])
 @each_curvature
-def test_the_check_costs_two_evaluations_and_two_more_for_kinks(
+def test_the_check_costs_three_evaluations_and_two_more_for_kinks(
     inner: nn.Module, most: int, curvature: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hessinit.curvature.progress._SHORT_SECONDS", 0.0)  # a short one is timed twice

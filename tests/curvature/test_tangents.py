@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from dense_truth import true_norms
+from random_networks import Parts
 from torch import Tensor, nn
 
+import hessinit
 from hessinit.curvature import evaluation as evaluations
 from hessinit.curvature import tangents
 from hessinit.curvature.evaluation import Evaluation, SoftmaxHessian, evaluate
 from hessinit.curvature.probes import random_like
 from hessinit.problem.problem import Problem
+from tiny import Calling
 
 IMAGES = (3, 8, 8)
 
@@ -186,3 +190,92 @@ def test_another_loss_is_not_taken_for_a_cross_entropy() -> None:
     with problem.settings():
         (one,) = evaluate(problem)
         assert SoftmaxHessian.found(one.at_output.gradient[0].detach(), one.at_output, 0) is None
+
+
+COMPLEX: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": torch.exp, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "sqrt": torch.sqrt, "log": torch.log,
+    "power": lambda z: z**1.5, "magnitude": lambda z: z.abs() + 0j, "angle": lambda z: z.angle() + 0j,
+    "filter": lambda z: torch.fft.ifft(torch.fft.fft(z) * (1 + 2j)),
+    "masked": lambda z: z.masked_fill(z.real > 0, 0),
+}  # fmt: skip
+
+
+class Complex(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(4, 5), nn.Linear(10, 3), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        z = self.function(torch.complex(h, h.roll(1, 1)))
+        return self.b(torch.cat([h + z.real, h + z.imag], 1))
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_functions_are_measured_right_by_both_engines_and_curvatures(name: str) -> None:
+    torch.manual_seed(0)
+    model, data = Complex(COMPLEX[name]).double(), (torch.randn(8, 4).double(), torch.randint(3, (8,)))
+    layers = {"a": ["a.weight"], "b": ["b.weight"]}
+    for curvature, estimator in (("gauss-newton", "gram"), ("gauss-newton", "lanczos"), ("hessian", "auto")):
+        truth = true_norms(Parts(model, F.cross_entropy, data), layers, curvature)
+        for check in (True, False):
+            found = hessinit.measure(
+                model, F.cross_entropy, data, curvature=curvature, estimator=estimator, check=check
+            )
+            for layer, norm in truth.items():
+                assert found[layer].norm == pytest.approx(norm, rel=1e-3)
+
+
+class Recurrence(nn.Module):
+    """A diagonal linear recurrence with complex weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(2, 6), nn.Linear(12, 3)
+        self.poles = nn.Parameter(torch.randn(6, dtype=torch.complex64) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs, state = self.inner(x), torch.zeros(6, dtype=self.poles.dtype)
+        for step in inputs.unbind(1):
+            state = self.poles * state + step
+        return self.last(torch.view_as_real(state).flatten(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_complex_activations_and_frozen_complex_weights_are_no_obstacle(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    data = torch.randn(8, 4, 2), torch.randint(3, (8,))
+    found = hessinit.measure(Recurrence(), F.cross_entropy, data, dtype=dtype, diagnostics=True)
+    assert found.converged
+    assert found["inner"].diagnostics.activation_std > 0
+
+
+def test_a_complex_output_is_refused_with_the_way_out() -> None:
+    model = Calling(lambda net, x: torch.fft.rfft(net(x)))
+    with pytest.raises(hessinit.ProblemError, match="complex64.*torch.view_as_real"):
+        hessinit.measure(model, lambda z, y: z.abs().mean(), (torch.randn(8, 4), torch.zeros(8)))
+
+
+WORDS = 1200
+NEARLY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "itself": F.cross_entropy,
+    "smoothed": lambda z, y: F.cross_entropy(z, y, label_smoothing=0.1),
+    "z-loss": lambda z, y: F.cross_entropy(z, y) + 1e-2 * z.logsumexp(-1).square().mean(),
+    "small z-loss": lambda z, y: F.cross_entropy(z, y) + 1e-4 * z.logsumexp(-1).square().mean(),
+    "mean logit": lambda z, y: F.cross_entropy(z, y) + 1e-2 * z.mean(-1).square().mean(),
+    "one row": lambda z, y: F.cross_entropy(z[1:], y[1:]) + 1e-5 * z[0].square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", NEARLY)
+def test_a_loss_that_is_nearly_a_cross_entropy_is_measured_right_for_many_logits(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, WORDS, bias=False)).double()
+    with torch.no_grad():
+        model[2].weight.add_(6)  # the words share a component
+    data = torch.randn(8, 4).double(), torch.randint(WORDS, (8,))
+    data[0][0] *= 300
+    found = hessinit.measure(model, NEARLY[name], data, layers="0")["0"]
+    truth = true_norms(Parts(model, NEARLY[name], data), {"0": ["0.weight"]}, "gauss-newton")["0"]
+    assert found.converged
+    assert found.norm == pytest.approx(truth, abs=found.error + 1e-9 * truth)

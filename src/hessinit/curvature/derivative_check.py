@@ -15,11 +15,22 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from hessinit.curvature.evaluation import Direction, Evaluation, evaluate_at, moved, output_at
+from hessinit.curvature import operators
+from hessinit.curvature.evaluation import (
+    Direction,
+    Evaluation,
+    OutputLoss,
+    evaluate_at,
+    moved,
+    output_at,
+    weights_in,
+)
 from hessinit.curvature.probes import random_like
 from hessinit.errors import DerivativeError
 from hessinit.problem.determinism import custom_functions, graph_nodes
+from hessinit.results.curvature_report import LayerCurvature
 
 # One for each kind of number; every row is compared by itself.
 Matrices = list[Tensor]
@@ -61,6 +72,8 @@ _LEAST_SIZE = 1e-3
 _LEAST_ROW = 1e-6
 # The derivative itself is known to so much, as a share of it.
 _ROUNDING = {"full": 0.0, "tf32": 0.01, "bf16": 0.1}
+# Of the network's curvature along the vector that it was found with, beyond its own error.
+_ALLOWED_OF_ANSWER = 2e-3
 # So many outputs are compared at most.
 _MOST_COMPARED = 2**22
 # Two steps agree if their changes differ by less than this share of the distance to the derivative.
@@ -204,6 +217,40 @@ def check_loss(evaluation: Evaluation) -> None:
     least = 1e4 * float(torch.finfo(output.dtype).eps)
     comparison = _Comparison("the loss", [_columns(bend.double()), _as_row(rise)], values, None, least)
     comparison.judge(evaluation, _LOSS if output.dtype == torch.float64 else _SINGLE)
+
+
+def check_answer(evaluations: Sequence[Evaluation], vector: Tensor | None, stated: LayerCurvature) -> None:
+    """Compare the Gauss-Newton norm with `(J v)ᵀ H_z J v` of the plain model and loss, v being its vector.
+
+    What stands in for them (closed forms, substitutes, recorded graphs) has no part in it. Costs a forward
+    with tangents. Of the exact Hessian only substitutes stand in, which `check_gradients` sees.
+    """
+    if vector is None or not evaluations[0].problem.check or stated.curvature == "hessian":
+        return
+    plain = math.nan
+    with contextlib.suppress(Exception):  # of a function without a forward derivative
+        plain = sum(one.weight * _curvature_of_plain(one, vector) for one in evaluations)
+    if abs(abs(plain) - stated.norm) > stated.error + _ALLOWED_OF_ANSWER * stated.norm:
+        raise DerivativeError(
+            f"along the direction in which the network's curvature was found to be {stated.norm:.4g}, that "
+            f"of the model and the loss as they are is {plain:.4g}. Pass estimator='lanczos' or "
+            "dtype=torch.float64; check=False gives the first number."
+        )
+
+
+def _curvature_of_plain(evaluation: Evaluation, vector: Tensor) -> float:
+    """Along the flat vector; nan where a custom function may drop the change silently."""
+    problem, batch = evaluation.problem, evaluation.batch
+    weights, shapes = weights_in(problem, problem.dtype), [leaf.shape for leaf in evaluation.leaves.values()]
+    parts = operators.split(vector / torch.linalg.vector_norm(vector), shapes)
+    with forward_ad.dual_level():
+        for name, part in zip(evaluation.leaves, parts, strict=True):
+            weights[name] = forward_ad.make_dual(weights[name].requires_grad_(), part)
+        output, change = forward_ad.unpack_dual(problem.output(batch, weights=weights, plain=True))
+    if change is None or custom_functions(output):
+        return math.nan
+    bend = OutputLoss(problem, output, batch).hessian(change.detach())
+    return float((change.detach().double() * bend.double()).sum())
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class Extremes:
     bottom: Estimate
     engine: str
     reason: str
+    vector: Tensor | None = field(default=None, compare=False)  # of any length: that of the norm, if known
 
     @property
     def norm(self) -> Estimate:
@@ -112,7 +113,7 @@ class Engine(ABC):
             bottom = result.bottom or zero_bottom(rank or 0, int(operator.shape[0]))
             # One run finds both: its products are counted once.
             found.append(Extremes(result.top, replace(bottom, products=0), self.name, self.reason))
-        return found
+        return found if len(found) > 1 else [replace(found[0], vector=searches[0].vector())]
 
 
 def with_rounding(extremes: Extremes, rounding: rounding_error.RoundingError, tolerance: float) -> Extremes:
@@ -456,24 +457,27 @@ class GramEngine(Engine):
         if not known:
             return Extremes(UNUSED, UNUSED, self.name, self.reason)
         per_batch = [[grams[name] for name in known] for grams in self._grams]
-        settings, options = self._settings, self._settings.options
+        settings = self._settings
         first, *others = [gram for grams in per_batch for gram in grams]
         if self._is_small(known):
             gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first
-            top = lanczos.lanczos(settings.watched(gram, names), which="top", **options).top
-            return self._from_gram(top, [first, *others])
+            search = lanczos.LanczosSearch(settings.watched(gram, names), which="top", **settings.options)
+            found = self._from_gram(lanczos.run_together([search])[0].top, [first, *others])
+            vector = search.vector().to(first.device, first.dtype)
+            pulled = operators.join([one.pull(vector) for one in (first, *others)])
+            return replace(found, vector=pulled if len(known) == len(names) else None)
         if len(known) < len(names):
             # An unused weight makes the block singular, whatever the size of the rest.
             block = settings.watched(GramCurvature(per_batch), names)
-            top = lanczos.lanczos(block, which="top", **options).top
+            top = lanczos.lanczos(block, which="top", **settings.options).top
             return Extremes(top, UNUSED, self.name, self.reason)
         if isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX:
             matrix = first.factor.T @ first.factor
-            top = scaled(lanczos.lanczos(matrix, which="top", **options).top, first.scale)
+            top = scaled(lanczos.lanczos(matrix, which="top", **settings.options).top, first.scale)
             bottom = lanczos.smallest_eigenvalue(matrix, tolerance=settings.tolerance, seed=settings.seed)
             return Extremes(top, scaled(bottom, first.scale), self.name, self.reason)
-        rows = sum(grams[0].shape[0] for grams in per_batch)
-        return self._search(rows, settings.watched(GramCurvature(per_batch), names))[0]
+        rank = sum(grams[0].shape[0] for grams in per_batch)
+        return self._search(rank, settings.watched(GramCurvature(per_batch), names))[0]
 
     def _is_small(self, names: Sequence[str]) -> bool:
         """One batch, with fewer outputs than weights: the Gram matrix is the smaller of the two."""

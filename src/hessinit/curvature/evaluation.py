@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hessinit.curvature import krylov, layer_uses, probes, tangents
 from hessinit.errors import DerivativeError, ProblemError, WeightsError
-from hessinit.problem.batches import Batch, tensors_in
+from hessinit.problem.batches import Batch, cast, tensors_in
 from hessinit.problem.determinism import check_forward
 from hessinit.problem.problem import Problem, explained_derivatives
 from hessinit.problem.validate import name_large_inputs
@@ -38,8 +38,8 @@ def output_at(
 
 
 def weights_in(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
-    own = {name: weight.detach() for name, weight in {**problem.leaves, **problem.constants}.items()}
-    return {name: weight.to(dtype) if weight.is_floating_point() else weight for name, weight in own.items()}
+    own = {**problem.leaves, **problem.constants}
+    return {name: cast(weight, dtype, weight.device) for name, weight in own.items()}
 
 
 @contextlib.contextmanager
@@ -67,6 +67,8 @@ def moved(
 _LARGE_OUTPUT = 2**23
 # From here on the closed form of `H_z` pays; below, the Gram engine factors it.
 _LEAST_CLOSED = 2**13
+# By which a number of the closed form may differ from the loss's own, for logits of size 1.
+_LAST_PLACES = 16
 
 
 class OutputLoss:
@@ -106,18 +108,40 @@ class SoftmaxHessian:
 
     @classmethod
     def found(cls, output: Tensor, loss: OutputLoss, seed: int) -> SoftmaxHessian | None:
-        """The closed form, if the loss's own product with a random tangent is that of a cross-entropy."""
-        tangent = probes.random_like(output, seed, loss.problem.loss_dtype)
-        product, tiny = loss.hessian(tangent), torch.finfo(tangent.dtype).tiny
+        """The closed form, if in every row the loss's own product is that of a cross-entropy, up to rounding.
+
+        A cross-entropy does not bend along ones, as other losses of the logits do: they are half the tangent.
+        """
+        tangent = probes.random_like(output, seed, loss.problem.loss_dtype) + 1
+        product = loss.hessian(tangent)
         for dimension in (-1, 1) if output.ndim > 2 else (-1,):
-            plain = cls(output, dimension, torch.ones_like(tangent.select(dimension, 0)).unsqueeze(dimension))
-            closed = plain.product(tangent.clone())
-            square = (closed * closed).sum(dimension, keepdim=True)
-            weights = (closed * product).sum(dimension, keepdim=True) / square.clamp(min=tiny)
-            off = float((product - weights * closed).norm())
-            if off <= _SAME * float(product.norm()) and float(weights.min()) >= 0 < float(product.norm()):
-                return cls(output, dimension, weights)
+            found = cls(
+                output, dimension, torch.zeros_like(tangent.select(dimension, 0)).unsqueeze(dimension)
+            )
+            if bool(product.any()) and found._fits(tangent, product):
+                return found
         return None
+
+    def _fits(self, tangent: Tensor, product: Tensor) -> bool:
+        """Whether some weights of the rows, which are stored, explain every number of the product."""
+        digit = torch.finfo(tangent.dtype).eps
+        for (logits, weights, along), (_, _, expected) in zip(
+            self._rows(tangent), self._rows(product), strict=True
+        ):
+            shares = torch.softmax(logits, 1, dtype=tangent.dtype)
+            along = shares * along
+            closed, size = along - shares * along.sum(1, keepdim=True), along.abs_()
+            largest = 1 + logits.abs().amax(1, keepdim=True).to(size)
+            rounding = size.add_(shares * size.sum(1, keepdim=True)).mul_(_LAST_PLACES * digit * largest)
+            # In units of its rounding, a number that a confident softmax makes small counts as any other one.
+            closed, expected = closed / rounding.add_(digit**2), expected / rounding
+            square = closed.square().sum(1, keepdim=True)
+            # Where all is rounding, as in a row whose softmax is 0 and 1, nothing tells the weight.
+            weights.copy_(torch.where(square > 1, (closed * expected).sum(1, keepdim=True) / square, 0))
+            allowed = torch.where(square > 1, weights, weights.amax())
+            if not bool(((expected - weights * closed).abs() <= allowed).all()):
+                return False
+        return True
 
     def product(self, tangent: Tensor) -> Tensor:
         """Overwrites the tangent."""

@@ -115,6 +115,14 @@ class LanczosSearch:
         found = LanczosResult(high, below, _larger(high, low, tolerance), process.steps, ritz)
         self.result, self.is_done = found, True
 
+    def vector(self) -> Tensor:
+        """The unit Ritz vector of the norm; zeros where there is none, or not all of the basis was kept."""
+        process = self._process
+        if not process.finite or not process.scale or self._size >= _LARGE:
+            return torch.zeros(self._size)
+        values, vectors, _ = process.ritz()
+        return process.ritz_vectors(vectors[:, [np.abs(values).argmax()]]).squeeze(1)
+
     def _read(
         self, values: krylov.Array, residuals: krylov.Array, index: int, norm: float
     ) -> krylov.RitzExtreme:

@@ -82,7 +82,9 @@ class Transposed(LinearOperator):
 
 def split(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     sizes = [int(torch.Size(shape).numel()) for shape in shapes]
-    return [part.view(shape) for part, shape in zip(vector.split(sizes), shapes, strict=True)]
+    # Only at an even place can numbers be taken for pairs, as of complex ones.
+    parts = [one.clone() if one.storage_offset() % 2 else one for one in vector.split(sizes)]
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:

@@ -293,7 +293,10 @@ _RULES: dict[str, Callable[[Node], Rule]] = {
 
 def _symmetric(node: Node) -> Rule:
     def rule(inputs: Inputs) -> Tensor:
-        found = node(_alone(inputs))
+        tangent = _alone(inputs)
+        if tangent.is_complex():  # the backward has the conjugate derivative
+            raise NoTangentError
+        found = node(tangent)
         return found if isinstance(found, Tensor) else found[0]
 
     return rule
@@ -325,8 +328,12 @@ def find_rule(node: Node) -> Rule:
         raise NoTangentError(kind)  # a function written in Python, or a node that hides others
     known = _symmetric(node) if kind in _SYMMETRIC else _RULES[kind](node) if kind in _RULES else None
 
+    is_complex = node._input_metadata[0].dtype.is_complex
+
     def rule(inputs: Inputs) -> Tensor | Sequence[Tensor]:
-        if known is not None:
+        # A real tangent of a complex output has to be widened, as the node's own backward does it.
+        widens = is_complex and any(one is not None and not one.is_complex() for one in inputs)
+        if known is not None and not widens:
             try:  # a context manager would take as long as the launch of a kernel
                 return known(inputs)
             except NoTangentError:

@@ -138,6 +138,7 @@ class Moments:
         """Takes the numbers into account, and returns the sum of their squares."""
         if values.numel() == 0:
             return 0.0
+        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
         variance, mean = (float(one) for one in torch.var_mean(values, correction=0))
         step, count = mean - self.mean, values.numel()
         total = self.count + count

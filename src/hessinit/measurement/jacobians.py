@@ -56,9 +56,10 @@ Consumers = dict[Node, list[Node]]
 
 
 def activation_kind(node: Node) -> str | None:
-    """The name of an activation's node; None for any other node."""
+    """The name of the node of a real activation; None for any other node."""
     # Some in-place activations have nodes of their own: LeakyReluBackward1 beside LeakyReluBackward0.
-    return ACTIVATIONS.get(type(node).__name__.rstrip("0123456789") + "0")
+    name = ACTIVATIONS.get(type(node).__name__.rstrip("0123456789") + "0")
+    return None if name and node._input_metadata[0].dtype.is_complex else name
 
 
 def consumers_of(output: Tensor) -> Consumers:

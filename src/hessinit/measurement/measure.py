@@ -381,9 +381,11 @@ def measure(
         rows = tuple(replace(row, **more) for row, more in zip(rows, details, strict=True))
         notes = (*notes, *note_unchecked(check), *note_uncounted(problem))
         report = measuring.report(rows, whole, curvature, notes=notes, **facts)
+        vector = measuring.whole.vector if network and ranks is None else None
         del measuring  # a gradient is timed: what the engines hold must not stand beside its graph
         for one in evaluations:
             one.forget()
+        derivative_check.check_answer(evaluations, vector, whole)
         gradient = progress_of.timed_gradient(problem, [one.weight for one in evaluations])
         if ranks is None or ranks.split != "batch":  # of a share, no rank knows all activations
             from hessinit.measurement.soundness import judge_signals

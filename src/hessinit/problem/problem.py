@@ -207,8 +207,8 @@ class Problem:
         for name, parameter in self.model.named_parameters():
             if name not in measured:
                 # What is not measured may be a large frozen model: it is shared.
-                kind = self.dtype if parameter.is_floating_point() else parameter.dtype
-                self.constants[name] = parameter.detach().to(kind, copy=parameter.is_inference())
+                fixed = parameter.detach().clone() if parameter.is_inference() else parameter.detach()
+                self.constants[name] = cast(fixed, self.dtype, fixed.device)
         own = {name: self.model.get_parameter(name).detach() for name in measured}
         self.leaves = {name: one.to(self.dtype, copy=True).requires_grad_() for name, one in own.items()}
 

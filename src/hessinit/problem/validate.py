@@ -309,6 +309,11 @@ def check_output(output: Any, forward: Any) -> None:
                 way = f"torch.cat(model(x), dim=1), with a loss that adds those of the heads (for one: {way})"
         told = f"{who} returned {found}"
         raise ProblemError(f"{told}; curvature needs one tensor. Pass forward=lambda model, x: {way}.")
+    if output.is_complex():
+        raise ProblemError(
+            f"the model's output has dtype {output.dtype}; curvature needs real numbers. Return "
+            "torch.view_as_real of it, and take torch.view_as_complex(output) in the loss."
+        )
     if output.dtype not in (torch.float32, torch.float64):
         raise ProblemError(
             f"the model's output has dtype {output.dtype}; it must be real and of float32 or better, as the "
