@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 
-from hessinit.errors import ProblemError, choose
+from hessinit.errors import ProblemError
 from hessinit.problem import validate
 from hessinit.problem.batches import Batch, cast, map_tensors, read_batches, tensors_in
 from hessinit.problem.double_backward import Substitutes, default_device, twice_differentiable
@@ -139,8 +139,6 @@ Forward = Callable[[nn.Module, Any], Tensor]
 # A softmax that is sure of its answer has a curvature of p(1 − p), which float32 cancels away. The loss is
 # cheap beside the model, so it is taken in float64, unless the output is that large.
 _MOST_FOR_DOUBLE = 2**22
-# Of the products in float32: as it is, with 10 bits of the mantissa on a GPU, and in mixed precision.
-PRECISIONS = ["full", "tf32", "bf16"]
 
 
 class ProblemOptions(TypedDict, total=False):
@@ -171,8 +169,7 @@ class Problem:
         forward: Forward | None = None, dtype: torch.dtype | None = None, dropout: str = "refuse",
         reduction: str = "auto", check: bool = True, seed: int = 0, precision: str = "full",
     ) -> None:  # fmt: skip
-        choose("precision", precision, PRECISIONS)
-        validate.check_arguments(model, loss, forward, dtype, dropout, reduction, check)
+        validate.check_arguments(model, loss, forward, dtype, dropout, reduction, check, precision)
         validate.check_order(model, loss)
         self.model = validate.unwrap(model)
         check_present(self.model)
@@ -191,7 +188,7 @@ class Problem:
         self.loss, self.forward = loss, forward
         self.seed = validate.check_whole("seed", seed, at_least=0)
         self.dropout, self.reduction, self.check = dropout, reduction, check
-        self.drew, self.precision = False, precision
+        self.drew, self.precision = False, "full" if precision == "auto" else precision
         self.batches = tuple(self._convert(place, read) for place, read in read_batches(batch))
         self._names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self._buffers = {id(buffer) for buffer in self.model.buffers()}

@@ -18,7 +18,7 @@ from hessinit.measurement.soundness import REDRAW
 from hessinit.present import to_text, words
 from hessinit.problem.batches import read_batches
 from hessinit.problem.problem import Forward, Loss
-from hessinit.problem.validate import unwrap
+from hessinit.problem.validate import list_patterns, unwrap
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent
 from hessinit.results.curvature_report import CurvatureReport, Estimate, Finding
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
@@ -67,7 +67,11 @@ def assert_sound(
     1.0
     """
     check_positive("times_stable", times_stable, "such as 1")
-    rule = rules.build_optimizer_rule(optimizer, model, lr=lr, layers=options.get("layers"))
+    if options.get("plan") is True:
+        why = "plan=True measures nothing, so there is nothing to judge"
+        raise ProblemError(f"{why}. Leave it out, or call hessinit.measure with it.")
+    options["layers"] = list_patterns(options.get("layers"))  # it is read more than once
+    rule = rules.build_optimizer_rule(optimizer, model, lr=lr, layers=options["layers"])
     if rule.lr is not None and options.get("network") is False:
         why = "the rate is judged by the network's ‖H‖. Leave out one of them"
         raise ProblemError(f"network=False and a learning rate do not go together: {why}.")
