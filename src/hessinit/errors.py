@@ -69,9 +69,7 @@ def check_names(options: Mapping[str, object], known: Iterable[str]) -> None:
 def accepts(function: Any, *arguments: object, wrapped: bool = True) -> bool:
     """Whether it can be called so, as far as the signature tells: its own, or that of what it wraps."""
     try:
-        # A module's own call takes anything.
-        signature = inspect.signature(getattr(function, "forward", function), follow_wrapped=wrapped)
-        signature.bind(*arguments)
+        inspect.signature(function, follow_wrapped=wrapped).bind(*arguments)
     except TypeError:
         return False
     except ValueError:  # a function without a signature
@@ -84,7 +82,7 @@ def check_callable(name: str, value: Any, call: str) -> None:
     arguments = filter(None, call.partition("(")[2].rstrip(")").split(", "))
     is_class = isinstance(value, type)
     if is_class or not accepts(value, *arguments, wrapped=False):  # a wrapper may take other arguments
-        taken = f" of {inspect.signature(value, follow_wrapped=False)}" if inspect.isfunction(value) else ""
+        taken = f" of {inspect.signature(value, follow_wrapped=False)}" if inspect.isroutine(value) else ""
         what = f"the class {value.__name__}" if is_class else f"a {type(value).__name__}{taken}"
         way = f" Pass an instance: {value.__name__}()." if is_class else ""
         raise ProblemError(f"{name} is {what}; it must be callable as {call}.{way}")

@@ -197,7 +197,8 @@ def check_model(model: Any, forward: Any) -> None:
         hint = " Pass an instance, not the class." if isinstance(model, type) else ""
         raise ProblemError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}")
     if forward is not None:
-        check_callable("forward", forward, "forward(model, inputs)")
+        # A module's own call takes anything.
+        check_callable("forward", getattr(forward, "forward", forward), "forward(model, inputs)")
 
 
 def check_arguments(
