@@ -1,9 +1,11 @@
-"""Every public function with each of its options, as the signatures name them: what is right works, and what is
-wrong is refused before any work is done. A new function or a new option needs an example here.
+"""Every public function with each of its options: right values work, wrong ones are refused before any work.
+
+The options are those of the signatures: a new function or a new option needs examples here.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import os
@@ -30,7 +32,7 @@ Given = dict[str, Any]
 PASSES_ON = {"assert_sound": "measure", "sweep": "compare"}
 SHORT: Given = {"steps": 10, "seeds": 1, "workers": 1, "progress": False, "batch_size": 3}
 PROBLEM: Given = {"loss": LOSS, "batch": batch()}
-RACE: Given = {"lr": "auto", "data": batch(), "optimizer": "adamw", "trial_steps": 3, "progress": False}
+RACE: Given = {"lr": 0.1, "data": batch(), "optimizer": "adamw", "trial_steps": 3, "progress": False}
 # What every call of a function passes, unless the example says otherwise; `model` is made anew each time.
 CALLS: dict[str, Given] = {
     "advise": PROBLEM,
@@ -65,8 +67,15 @@ class Untouched(nn.Sequential):
         raise AssertionError("the forward was called")
 
 
+NETWORK = network()
+
+
+def made() -> nn.Module:
+    return copy.deepcopy(NETWORK)
+
+
 def untouched() -> nn.Module:
-    return Untouched(*network())
+    return Untouched(*made())
 
 
 def takes_nothing() -> None:
@@ -90,8 +99,7 @@ def save_report() -> str:
 
 SWITCH: list[Any] = [True, False]
 SELF_SUPERVISED = {"batch": (inputs(), None), "loss": lambda output, _: output.square().mean()}
-# Of each option, by its name or as "function.option": what works. A dict brings more options with it; a function
-# is called for the value each time.
+# By "option" or "function.option": what works. A dict brings more options with it; a lambda makes a value anew.
 RIGHT: dict[str, list[Any]] = {
     "activation": ["tanh", nn.GELU(), torch.relu, nn.ReLU],
     "at_start": SWITCH,
@@ -100,7 +108,7 @@ RIGHT: dict[str, list[Any]] = {
     "batch_size": [1, 6],
     "betas": [{"betas": (0.8, 0.9), "optimizer": "adam"}, {"betas": [0.0, 0.5], "optimizer": "adamw"}],
     "biases": ["auto", "zero", "keep"],
-    "build": [network],
+    "build": [made],
     "check": SWITCH,
     "compare.optimizer": ["adam", "nesterov", SGD, lambda: lambda parameters: SGD(parameters, lr=0.1)],
     "sweep.warmup": [3, None],
@@ -130,8 +138,12 @@ RIGHT: dict[str, list[Any]] = {
     "frobenius": SWITCH,
     "gains": [{"gains": {"0": 1.5}}, {"gains": {}}, None],
     "generator": [lambda: torch.Generator().manual_seed(3), None],
-    "initialize_.data": [{"data": batch(), "trial_steps": 3}, {"data": [batch(3)] * 3, "trial_steps": 3}, None],
-    "initialize_.lr": [0.1, {"lr": "auto", "data": None}, {"lr": None, "data": None}],
+    "initialize_.data": [
+        {"data": batch(), "trial_steps": 3},
+        {"data": [batch(3)] * 3, "trial_steps": 3},
+        None,
+    ],
+    "initialize_.lr": [0.1, {"lr": "auto", "trial_steps": 3}, {"lr": None, "data": None}],
     "initialize_.momentum": [0.5, 0],
     "initialize_.optimizer": ["sgd", "adamw", lambda: SGD],
     "initialize_.progress": [True, False, lambda: lambda done, planned, name: None],
@@ -150,7 +162,7 @@ RIGHT: dict[str, list[Any]] = {
     "measure.curvature": ["gauss-newton", "hessian", "both"],
     "measure.progress": [lambda: lambda state: None, None],
     "measure_curvature": SWITCH,
-    "model": [lambda: network()],  # noqa: PLW0108 - made anew for each call
+    "model": [lambda: made()],  # anew for each call
     "momentum": [{"momentum": 0.5, "optimizer": "momentum"}, {"momentum": 0, "optimizer": "sgd"}, None],
     "network": SWITCH,
     "assert_sound.network": [{"network": False, "lr": None}, True],
@@ -189,7 +201,11 @@ RIGHT: dict[str, list[Any]] = {
     "weight_decay": [0, 0.01, None],
     "workers": [1, None],
 }
-UNKNOWN, NUMBER, PAIRS = "nonsense", [-1.0, math.nan, math.inf, "0.1"], [3, None, inputs(), {"x": inputs()}, []]
+UNKNOWN, NUMBER, PAIRS = (
+    "nonsense",
+    [-1.0, math.nan, math.inf, "0.1"],
+    [3, None, inputs(), {"x": inputs()}, []],
+)
 WHOLE, BOOL = [-1, 1.5, "2", True], [1, "yes", None, torch.ones(2)]
 OPTIMIZERS: list[Any] = [UNKNOWN, 0.1, nn.Linear(2, 2), takes_nothing, [SGD]]
 # What is refused, beside a `Strange()`, by every option.
@@ -212,7 +228,14 @@ WRONG: dict[str, list[Any]] = {
     "density": BOOL,
     "device": [UNKNOWN, -7, 2**70, "cuda:99"],
     "diagnostics": BOOL,
-    "directions": [UNKNOWN, None, {}, {"5": inputs()}, {"0": torch.ones(3)}, {"0": math.nan * torch.ones(5, 4)}],
+    "directions": [
+        UNKNOWN,
+        None,
+        {},
+        {"5": inputs()},
+        {"0": torch.ones(3)},
+        {"0": math.nan * torch.ones(5, 4)},
+    ],
     "distributed": [UNKNOWN, True, 2],
     "distribution": [UNKNOWN, 3, {"distribution": "uniform", "scheme": "orthogonal"}],
     "draws": [*WHOLE, 0, {"draws": 2, "directions": "gradient"}],
@@ -293,7 +316,7 @@ TAKES_ANYTHING = [("apply_scheme_", "sample"), ("apply_scheme_, lsuv", "sample")
 
 
 def options_of(name: str) -> list[str]:
-    """The names in the signature of a public function; behind **options are those of a typed dict, or of another."""
+    """The names in the signature; those of **options are in its typed dict, or those of another function."""
     function = getattr(hessinit, name)
     found = []
     for parameter in inspect.signature(function).parameters.values():
@@ -314,15 +337,15 @@ CASES = [(call, option) for call in CALLS for option in options_of(call.split(",
 
 
 def examples(table: dict[str, list[Any]], call: str, option: str) -> list[Any] | None:
-    """The most special examples: of this call, of the function, of the one whose options it has, or of all."""
+    """Those of this call, else of the function, of the one whose options it has, or of the option."""
     name = call.split(",")[0]
     keys = [f"{one}.{option}" for one in (call, name, PASSES_ON.get(name))]
     return next((table[key] for key in (*keys, option) if key in table), None)
 
 
 def arguments(call: str, option: str, example: Any, build: Callable[[], nn.Module]) -> Given:
-    made = example() if getattr(example, "__name__", "") in ("<lambda>", "save_report") else example
-    own = made if isinstance(made, dict) and option in made else {option: made}
+    value = example() if getattr(example, "__name__", "") in ("<lambda>", "save_report") else example
+    own = value if isinstance(value, dict) and option in value else {option: value}
     names = options_of(call.split(",")[0])
     given = {"model": build(), "build": build, **CALLS[call], **own}
     return {name: value for name, value in given.items() if name in names}
@@ -356,8 +379,11 @@ def test_what_is_right_works(call: str, option: str) -> None:
     right = examples(RIGHT, call, option)
     assert right
     for example in right:
-        given = arguments(call, option, example, network)
-        with warnings.catch_warnings(), alone_in_a_group() if option == "distributed" else warnings.catch_warnings():
+        given = arguments(call, option, example, made)
+        with (
+            warnings.catch_warnings(),
+            alone_in_a_group() if option == "distributed" else warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore", hessinit.ConvergenceWarning)
             warnings.simplefilter("ignore", hessinit.EdgeOfStabilityWarning)
             result = getattr(hessinit, call.split(",")[0])(**given)
@@ -403,4 +429,6 @@ def internal_names() -> set[str]:
         if (inspect.isfunction(one) or inspect.isclass(one)) and one.__module__.startswith("hessinit.")
     }
     options = {option for _, option in CASES}
-    return {name for name in defined - {*hessinit.__all__} - options if not name.isalpha() or not name.islower()}
+    return {
+        name for name in defined - {*hessinit.__all__} - options if not name.isalpha() or not name.islower()
+    }

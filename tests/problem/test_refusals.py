@@ -214,7 +214,7 @@ def test_sharded_weights_are_refused() -> None:
     ("loss", "message"),
     [
         (None, "loss is a NoneType; it must be callable as loss\\(output, target\\)"),
-        (nn.MSELoss, "loss is the class MSELoss; it must be callable as loss\\(output, target\\). Pass an instance: MSELoss\\(\\)"),
+        (nn.MSELoss, "loss is the class MSELoss; .* Pass an instance: MSELoss\\(\\)"),
         (nn.CrossEntropyLoss(reduction="none"), "a tensor of shape \\(6,\\) .*Average it"),
         (lambda z, y: 1.0, "the loss returned 1.0; it must be one real number in a tensor"),
         (lambda z, y: z.argmax(), "the loss returned a tensor of shape \\(\\) and torch.int64"),
