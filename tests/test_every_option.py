@@ -99,7 +99,7 @@ def save_report() -> str:
 
 SWITCH: list[Any] = [True, False]
 SELF_SUPERVISED = {"batch": (inputs(), None), "loss": lambda output, _: output.square().mean()}
-# By "option" or "function.option": what works. A dict brings more options with it; a lambda makes a value anew.
+# By "option" or "function.option": what works. A dict brings more options along; a lambda makes a new value.
 RIGHT: dict[str, list[Any]] = {
     "activation": ["tanh", nn.GELU(), torch.relu, nn.ReLU],
     "at_start": SWITCH,
@@ -170,7 +170,6 @@ RIGHT: dict[str, list[Any]] = {
     "path": [{"path": "curve.jsonl"}, Path("curve.jsonl"), None],
     "load.path": [save_report],
     "plan": SWITCH,
-    "assert_sound.plan": [False],
     "precision": ["auto", "full", "tf32", "bf16"],
     "assert_sound.precision": ["auto", "full", "tf32", {"precision": "bf16", "tolerance": 0.2}],
     "progress": SWITCH,
@@ -282,7 +281,6 @@ WRONG: dict[str, list[Any]] = {
     "path": [3, b"curve", ""],
     "load.path": [3, None, b"report", ["report.json"]],
     "plan": BOOL,
-    "assert_sound.plan": [True, *BOOL],
     "precision": [UNKNOWN, 16, None, torch.bfloat16],
     "progress": [1, "yes", None],
     "assert_sound.progress": [True, 3, takes_nothing],
@@ -328,10 +326,10 @@ def options_of(name: str) -> list[str]:
             kind = str(parameter.annotation).removeprefix("Unpack[").removesuffix("]")
             found += eval(kind, inspect.unwrap(function).__globals__).__annotations__
     known = list(dict.fromkeys(found))
-    return [option for option in known if (name, option) not in REPLACED]
+    return [option for option in known if (name, option) not in LEFT_OUT]
 
 
-REPLACED = [("sweep", "schemes"), ("sweep", "learning_rates")]
+LEFT_OUT = [("assert_sound", "plan"), ("sweep", "schemes"), ("sweep", "learning_rates")]
 FUNCTIONS = [name for name in hessinit.__all__ if inspect.isfunction(getattr(hessinit, name))]
 CASES = [(call, option) for call in CALLS for option in options_of(call.split(",")[0])]
 
@@ -388,6 +386,16 @@ def test_what_is_right_works(call: str, option: str) -> None:
             warnings.simplefilter("ignore", hessinit.EdgeOfStabilityWarning)
             result = getattr(hessinit, call.split(",")[0])(**given)
         assert result is not None
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_unknown_option_is_refused_as_python_does(call: str) -> None:
+    name = call.split(",")[0]
+    left_out = [option for function, option in LEFT_OUT if function == name]
+    for option in ["unknown", *left_out]:
+        with pytest.raises(TypeError, match=f"'?{option}('|= is no option)") as refusal:
+            getattr(hessinit, name)(**arguments(call, "unknown", None, untouched), **{option: True})
+        assert not names_internals(str(refusal.value))
 
 
 WAYS_OUT = re.compile(r"must|choose|pass|leave|give|build|scale|exchange|name|takes|are \d", re.IGNORECASE)

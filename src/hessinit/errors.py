@@ -80,12 +80,9 @@ def accepts(function: Any, *arguments: object, wrapped: bool = True) -> bool:
 def check_callable(name: str, value: Any, call: str) -> None:
     """Refuse what cannot be called as in `call`, such as "loss(output, target)"."""
     arguments = filter(None, call.partition("(")[2].rstrip(")").split(", "))
-    is_class = isinstance(value, type)
-    if is_class or not accepts(value, *arguments, wrapped=False):  # a wrapper may take other arguments
-        taken = f" of {inspect.signature(value, follow_wrapped=False)}" if inspect.isroutine(value) else ""
-        what = f"the class {value.__name__}" if is_class else f"a {type(value).__name__}{taken}"
-        way = f" Pass an instance: {value.__name__}()." if is_class else ""
-        raise ProblemError(f"{name} is {what}; it must be callable as {call}.{way}")
+    # A wrapper may take other arguments than what it wraps.
+    if isinstance(value, type) or not accepts(value, *arguments, wrapped=False):
+        raise ProblemError(f"{name}={value!r:.80} must be a function, or an instance, callable as {call}.")
 
 
 def list_of(value: Any) -> list[Any]:

@@ -27,7 +27,7 @@ IGNORED = -100  # the label of positions that do not count, in torch as in Trans
 _BY_NAME = {
     r"ForCausalLM$|(?<!With)LMHeadModel$": "causal-lm",
     r"ForMaskedLM$": "masked-lm",
-    r"MTModel$|EncoderDecoderModel$": "seq2seq-lm",
+    r"MarianMTModel$|EncoderDecoderModel$": "seq2seq-lm",
     r"For\w*Classification$|ForMultipleChoice$": "classification",
 }
 _LABELS = ("labels", "label")
@@ -144,13 +144,12 @@ def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None
             "masked models, transformers.DataCollatorForLanguageModeling(tokenizer) adds them."
         )
     if task == "seq2seq-lm" and "decoder_input_ids" not in inputs:
-        prepare: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-        if prepare is None and "labels" not in inspect.signature(model.forward).parameters:
-            way = "Add them to the batch: the labels, moved on by one position"
-            raise ProblemError(f"the batch has no 'decoder_input_ids', which the model does not make. {way}.")
-        # Whisper and others make them themselves, where they get the labels.
-        own = {"labels": labels} if prepare is None else {"decoder_input_ids": prepare(labels=labels)}
-        inputs = {**inputs, **own}
+        if "labels" not in inspect.signature(model.forward).parameters:
+            raise ProblemError(
+                f"the batch has no 'decoder_input_ids', and {type(model).__name__} does not make them of "
+                "labels. Add them to the batch: the labels, moved on by one position."
+            )
+        inputs = {**inputs, "labels": labels}  # the model moves them on by one position in its own way
     return inputs, labels
 
 

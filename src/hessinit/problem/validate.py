@@ -100,8 +100,10 @@ def list_patterns(layers: str | Iterable[str] | None) -> list[str] | None:
     if layers is None:
         return None
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        rule = f'layers={layers!r} must be names or globs, such as layers=["fc1", "encoder.*"]'
-        raise ProblemError(f"{rule}; leave it out to measure every weight.")
+        raise ProblemError(
+            f'layers={layers!r} must be names or globs, such as layers=["fc1", "encoder.*"]; leave it out to '
+            "measure every weight."
+        )
     return patterns
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import warnings
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError, check_positive
+from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError, check_names, check_positive
 from hessinit.measurement.loss_range import UNKNOWN, LossRange
 from hessinit.measurement.measure import measure
 from hessinit.measurement.soundness import REDRAW
@@ -54,8 +55,8 @@ def assert_sound(
     learning rate, by `lr` or the optimizer's own, also one at which the loss rises in a trial, or that is
     above `times_stable` times the stability limit of the optimizer, and a gradient that is too small for it.
     `optimizer` is a name, a torch optimizer or a function that builds one, parameter groups included. The
-    norms must converge.
-    `options` are those of `measure`. The model is not changed; for a sound one the report is returned.
+    norms must converge. `options` are those of `measure`, but for plan. The model is not changed; for a sound
+    one the report is returned.
 
     How often it is right was measured: benchmarks/results/soundness.txt. Costs what `measure` does;
     with a learning rate 24 training steps more, and for Adam and AdamW about ten products.
@@ -67,9 +68,7 @@ def assert_sound(
     1.0
     """
     check_positive("times_stable", times_stable, "such as 1")
-    if options.get("plan") is True:
-        why = "plan=True measures nothing, so there is nothing to judge"
-        raise ProblemError(f"{why}. Leave it out, or call hessinit.measure with it.")
+    check_names(options, [name for name in inspect.signature(measure).parameters if name != "plan"])
     options["layers"] = list_patterns(options.get("layers"))  # it is read more than once
     rule = rules.build_optimizer_rule(optimizer, model, lr=lr, layers=options["layers"])
     if rule.lr is not None and options.get("network") is False:

@@ -169,8 +169,8 @@ def sweep(
     >>> 80 < ratio < 120  # the curvature of one of two layers grows with the square of the other's weights
     True
     """
-    replaced = ("schemes", "learning_rates")
-    check_names(options, [name for name in inspect.signature(compare).parameters if name not in replaced])
+    known = inspect.signature(compare).parameters
+    check_names(options, [name for name in known if name not in ("schemes", "learning_rates")])
     steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
     sizes = _read_list("stds", stds, "[0.5, 0.05]", check_positive)
     patterns = validate.list_patterns(layers)

@@ -90,8 +90,9 @@ def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
     """
     if isinstance(schemes, str):
         schemes = [schemes]
-    is_named = isinstance(schemes, Mapping)
-    named = list(schemes.items()) if is_named else [(each, each) for each in list_of(schemes)]
+    named = (
+        list(schemes.items()) if isinstance(schemes, Mapping) else [(each, each) for each in list_of(schemes)]
+    )
     if not named:
         rule = "a list of names, such as ['he'], or a mapping from names to names or functions"
         raise ProblemError(f"schemes={schemes!r} must be {rule}.")

@@ -153,10 +153,11 @@ def check_optimizer(optimizer: Any) -> None:
             f"optimizer is a {type(optimizer).__name__} of one model, and every run trains a new one; pass "
             f"a function such as {EXAMPLE}."
         )
-    takes = accepts(optimizer, [], wrapped=False) or accepts(optimizer, [], 0.1, wrapped=False)
     if isinstance(optimizer, str):
         choose("optimizer", optimizer, list(OPTIMIZERS), {"gd": "sgd", "heavy ball": "momentum"})
-    elif isinstance(optimizer, nn.Module) or not takes:
+    elif isinstance(optimizer, nn.Module) or not (
+        accepts(optimizer, [], wrapped=False) or accepts(optimizer, [], 0.1, wrapped=False)
+    ):
         rule = f"a name, such as 'adam', or a function that builds one, such as {EXAMPLE}"
         raise ProblemError(f"optimizer is a {type(optimizer).__name__}; it must be {rule}.")
 

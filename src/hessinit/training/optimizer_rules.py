@@ -56,8 +56,9 @@ def read_curvature_options(
     iterations = validate.check_whole("max_iterations", given.pop("max_iterations"), at_least=1)
     given["seed"] = validate.check_whole("seed", given["seed"], at_least=0)
     given["layers"] = validate.list_patterns(given.get("layers"))
-    checked = {name: value for name, value in given.items() if name not in ("seed", "layers")}
-    validate.check_arguments(model, loss, **checked)
+    validate.check_arguments(
+        model, loss, **{name: value for name, value in given.items() if name not in ("seed", "layers")}
+    )
     return curvature, engines.LanczosSettings(tolerance, iterations, given["seed"]), given
 
 
