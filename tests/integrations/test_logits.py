@@ -208,7 +208,7 @@ def refusals() -> dict[str, tuple[Any, str]]:
         "nothing": ((image_network(), []), "empty iterable"),
         "odd batches": ((image_network(), [images] * 3), "a batch is a Tensor; it must be"),
         "soft labels": ((image_network(), floats), "neither the name ImageNetwork nor the labels"),
-        "bare": ((image_network(), {"x": images}), "pass task=, one of 'causal-lm'"),
+        "bare": ((image_network(), {"x": images}), "If it is one of 'causal-lm', .* pass task="),
         "a task": ((image_network(), (images, labels), "casual-lm"), "Did you mean 'causal-lm'"),
         "a count": ((gpt, {**bare, "num_items_in_batch": 5}), "own loss of this batch is"),
         "float labels": ((image_network(), floats, "classification"), "task='regression' for the squared"),

@@ -169,12 +169,13 @@ def sweep(
     >>> 80 < ratio < 120  # the curvature of one of two layers grows with the square of the other's weights
     True
     """
-    known = inspect.signature(compare).parameters
-    check_names(options, [name for name in known if name not in ("schemes", "learning_rates")])
+    check_names(
+        options,
+        [one for one in inspect.signature(compare).parameters if one not in ("schemes", "learning_rates")],
+    )
     steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
     sizes = _read_list("stds", stds, "[0.5, 0.05]", check_positive)
-    patterns = validate.list_patterns(layers)
-    chosen = layers if isinstance(layers, str) else tuple(patterns) if patterns else None
+    chosen = layers if isinstance(layers, str) else tuple(validate.list_patterns(layers) or ()) or None
     warming = 0 if warmup is None else _read_warmup(warmup, steps)
     read = tuple(Initializer(f"std {std!r}", NormalWeights(std, chosen), warming) for std in sizes)
     rates = [check_positive("learning_rate", learning_rate)]
