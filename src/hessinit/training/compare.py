@@ -24,7 +24,7 @@ from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
 from hessinit.problem.batches import Batch
-from hessinit.problem.problem import Forward, Loss, explain_module, explained_loss
+from hessinit.problem.problem import Forward, Loss, explained, explained_loss
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
 from hessinit.results.initialization import DIVERGED
 from hessinit.results.result import Plain, from_plain, to_plain
@@ -292,11 +292,8 @@ class Trainer:
 
     def _first_loss(self, model: nn.Module, inputs: Any, targets: Any) -> tuple[Any, Tensor]:
         """The output and the loss of a batch; what fails on a shape or dtype is explained."""
-        try:
+        with explained(model, inputs, self.forward, converted=False):
             output = model(inputs) if self.forward is None else self.forward(model, inputs)
-        except (RuntimeError, ValueError, IndexError) as failure:
-            explain_module(failure, model, inputs)
-            raise
         with explained_loss(output, targets):
             return output, self.own_loss(device_of(model))(output, targets)
 
