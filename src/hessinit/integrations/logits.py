@@ -143,8 +143,8 @@ def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None
             f"the batch has no 'labels', and task={task!r} needs them: one for each example or token. For "
             "masked models, transformers.DataCollatorForLanguageModeling(tokenizer) adds them."
         )
-    if task == "seq2seq-lm" and "decoder_input_ids" not in inputs:
-        if "labels" not in inspect.signature(model.forward).parameters:
+    if task == "seq2seq-lm" and (isinstance(inputs, Tensor) or "decoder_input_ids" not in inputs):
+        if isinstance(inputs, Tensor) or "labels" not in inspect.signature(model.forward).parameters:
             raise ProblemError(
                 f"the batch has no 'decoder_input_ids', and {type(model).__name__} does not make them of "
                 "labels. Add them to the batch: the labels, moved on by one position."
