@@ -419,7 +419,7 @@ def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) ->
 def hessian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]) -> HessianOperator:
     """The exact Hessian of the loss by the chosen weights (all by default), as an operator on flat vectors.
 
-    The options are those of `measure`: layers, forward, dtype, dropout, reduction, check, seed.
+    The options are those of `measure`: layers, forward, dtype, dropout, reduction, check, seed, precision.
 
     >>> model, data = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
     >>> hessian(model, nn.MSELoss(), (data, torch.zeros(2, 1))).to_dense()

@@ -134,7 +134,7 @@ def quadratic_form(
     `directions` is "random" (`draws` of them in each layer, of unit length), "gradient" (the loss gradient by
     the layer), or your own: a mapping from layer names to tensors of the weight's shape, or (draws, *shape)
     for several, which then chooses the layers. The other options are those of `measure`:
-    layers, forward, dtype, dropout, reduction, check, seed.
+    layers, forward, dtype, dropout, reduction, check, seed, precision.
 
     Both numbers are right to rounding. They come from one forward and one backward pass shared by all layers,
     and one more pass for each through the layers behind it: all layers of a five-layer MLP take the time of
