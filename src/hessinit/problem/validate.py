@@ -211,7 +211,7 @@ def check_arguments(
     check_callable("loss", loss, "loss(output, target)")
     if dtype not in (None, torch.float32, torch.float64):
         choices = "choose torch.float32, torch.float64, or None for the better of float32 and the model's own"
-        raise ProblemError(f"dtype={dtype} is not supported; {choices}.")
+        raise ProblemError(f"dtype={dtype!r} is not supported; {choices}.")
     choose("dropout", dropout, ["refuse", "freeze"])
     choose("reduction", reduction, ["auto", "mean", "sum"])
     choose("precision", precision, PRECISIONS)
