@@ -269,7 +269,7 @@ RELATIVE = "tolerance=.* must be a relative error between 0 and 1, such as 1e-3"
         ({"reduction": "avg"}, "reduction='avg' is unknown; choose from 'auto', 'mean', 'sum'"),
         ({"dropout": "freez"}, "dropout='freez' is unknown; .*Did you mean 'freeze'?"),
         ({"dtype": torch.bfloat16}, "dtype=torch.bfloat16 is not supported; choose torch.float32"),
-        ({"dtype": "float64"}, "dtype=float64 is not supported; choose torch.float32"),
+        ({"dtype": "float64"}, "dtype='float64' is not supported; choose torch.float32"),
         ({"curvature": "hessian", "estimator": "gram"}, "'gram' measures Gauss-Newton.*'auto' or 'lanczos'"),
         *(({"tolerance": value}, RELATIVE) for value in (0, 1, float("nan"), None)),
         ({"max_iterations": 0.5}, f"max_iterations=0.5 {WHOLE}, 1 or more"),
