@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 
 class ProblemError(ValueError):
@@ -55,6 +57,40 @@ def choose(name: str, value: object, choices: list[str], synonyms: Mapping[str, 
         meant = stem if stem in choices else (synonyms or {}).get(stem)
         hint = f" Did you mean {meant!r}?" if meant else did_you_mean(word, choices)
         raise ProblemError(f"{name}={value!r} is unknown; choose from {listed}.{hint}")
+
+
+def check_names(options: Mapping[str, object], known: Iterable[str]) -> None:
+    """Refuse an option that a verb does not have, as Python does for those in its signature."""
+    for name in options:
+        if name not in (names := list(known)):
+            raise TypeError(f"{name}= is no option.{did_you_mean(name, names)} Known are {', '.join(names)}.")
+
+
+def accepts(function: Any, *arguments: object, wrapped: bool = True) -> bool:
+    """Whether it can be called so, as far as the signature tells: its own, or that of what it wraps."""
+    try:
+        inspect.signature(function, follow_wrapped=wrapped).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # a function without a signature
+        pass
+    return True
+
+
+def check_callable(name: str, value: Any, call: str) -> None:
+    """Refuse what cannot be called as in `call`, such as "loss(output, target)"."""
+    arguments = filter(None, call.partition("(")[2].rstrip(")").split(", "))
+    # A wrapper may take other arguments than what it wraps.
+    if isinstance(value, type) or not accepts(value, *arguments, wrapped=False):
+        raise ProblemError(f"{name}={value!r:.80} must be a function, or an instance, callable as {call}.")
+
+
+def list_of(value: Any) -> list[Any]:
+    """What an iterable gives, as a list; a string and what is no iterable give none."""
+    try:
+        return [] if isinstance(value, str) else list(value)
+    except TypeError:
+        return []
 
 
 def check_number(name: str, value: object, is_allowed: Callable[[float], bool], rule: str) -> float:

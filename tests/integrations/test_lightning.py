@@ -222,7 +222,7 @@ def test_the_batch_may_be_given_or_made_from_the_first_one(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": nn.CrossEntropyLoss}, "must be callable as loss"),
+        ({"loss": nn.CrossEntropyLoss}, "callable as loss"),
         ({"initialize": "yes"}, "initialize='yes' must be True, False, or a dict"),
         ({"lr": 0.1}, "lr=0.1 is read from the trainer; leave it out. For the initialization"),
         ({"each_layers": True}, "each_layers= is no option"),

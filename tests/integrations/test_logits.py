@@ -38,7 +38,7 @@ def dense_truth(*problem: Any, **options: Any) -> DenseCurvature:
         torch.set_default_dtype(before)
 
 
-SOME = ["GPT-2", "masked BERT", "several labels", "T5", "ViT"]  # GPT-2's embeddings are tied
+SOME = ["GPT-2", "masked BERT", "several labels", "T5", "Whisper", "ViT"]  # GPT-2's embeddings are tied
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,38 @@ def test_what_a_tokenizer_returns_is_accepted_and_batches_are_averaged_over_thei
         made, loss, batches, options = logits_problem(model, batch)
         norms.append(hessinit.measure(made, loss, batches, **options).network.norm)
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-3)
+
+
+def answer_span(model: nn.Module, inputs: Any) -> Tensor:
+    """The logits of both ends, (examples, 2, tokens)."""
+    output = model(**inputs)
+    return torch.stack([output.start_logits, output.end_logits], dim=1)
+
+
+def test_question_answering_is_refused_and_what_the_refusal_says_gives_dense_truth() -> None:
+    model, batch = model_and_batch("question answering")
+    with pytest.raises(hessinit.ProblemError, match="as question answering, call hessinit.measure"):
+        logits_problem(model, batch)
+    targets = torch.stack([batch.pop("start_positions"), batch.pop("end_positions")], dim=1)
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    own = model(**batch, start_positions=targets[:, 0], end_positions=targets[:, 1]).loss
+    problem = model, loss, (batch, targets)
+    report = hessinit.measure(*problem, forward=answer_span)
+    truth = dense_truth(*problem, "gauss-newton", forward=answer_span)
+    assert report.loss == pytest.approx(own.item(), rel=1e-6)
+    assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-3)
+
+
+def test_a_decoder_that_makes_no_inputs_of_labels_is_refused() -> None:
+    model, batch = (
+        Net(lambda net, input_ids: input_ids, head=nn.Linear(2, 2)),
+        {"input_ids": torch.ones(3, 5).long()},
+    )
+    with pytest.raises(hessinit.ProblemError, match="the batch has no 'decoder_input_ids'.*Add them"):
+        logits_problem(model, {**batch, "labels": batch["input_ids"]}, task="seq2seq-lm")
 
 
 def test_nothing_about_the_model_changes() -> None:
@@ -208,7 +240,7 @@ def refusals() -> dict[str, tuple[Any, str]]:
         "nothing": ((image_network(), []), "empty iterable"),
         "odd batches": ((image_network(), [images] * 3), "a batch is a Tensor; it must be"),
         "soft labels": ((image_network(), floats), "neither the name ImageNetwork nor the labels"),
-        "bare": ((image_network(), {"x": images}), "pass task=, one of 'causal-lm'"),
+        "bare": ((image_network(), {"x": images}), "If it is one of 'causal-lm', .* pass task="),
         "a task": ((image_network(), (images, labels), "casual-lm"), "Did you mean 'causal-lm'"),
         "a count": ((gpt, {**bare, "num_items_in_batch": 5}), "own loss of this batch is"),
         "float labels": ((image_network(), floats, "classification"), "task='regression' for the squared"),

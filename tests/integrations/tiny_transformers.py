@@ -47,6 +47,18 @@ def _bart() -> Any:
     )  # fmt: skip
 
 
+def _whisper() -> Any:
+    return transformers.WhisperConfig(
+        vocab_size=VOCABULARY, d_model=WIDTH, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=6, decoder_ffn_dim=6, num_mel_bins=2,
+        max_source_positions=3, max_target_positions=LENGTH, decoder_start_token_id=2, **_SPECIAL,
+    )  # fmt: skip
+
+
+def _marian() -> Any:
+    return transformers.MarianConfig(**{**_bart().to_dict(), "decoder_start_token_id": 2, "pad_token_id": 0})
+
+
 def _vit() -> Any:
     return transformers.ViTConfig(
         hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6, image_size=4,
@@ -84,6 +96,20 @@ def _images(generator: torch.Generator) -> dict[str, Tensor]:
     }
 
 
+def _speech(generator: torch.Generator) -> dict[str, Tensor]:
+    return {
+        "input_features": torch.randn(3, 2, 6, generator=generator),
+        "labels": _causal(generator)["labels"],
+    }
+
+
+def _spans(generator: torch.Generator) -> dict[str, Tensor]:
+    return {
+        **_tokens(generator), "start_positions": torch.tensor([0, 1, 2]),
+        "end_positions": torch.tensor([3, 1, 2]),
+    }  # fmt: skip
+
+
 def _values(generator: torch.Generator) -> dict[str, Tensor]:
     return {**_tokens(generator), "labels": torch.tensor([0.5, -1.0, 2.0])}
 
@@ -101,6 +127,9 @@ _MADE: dict[str, tuple[Any, Any, Any]] = {
     "regression": (transformers.BertForSequenceClassification, lambda: _bert(num_labels=1), _values),
     "several labels": (transformers.BertForSequenceClassification, lambda: _bert(num_labels=3), _several),
     "T5": (transformers.T5ForConditionalGeneration, _t5, _masked),
+    "BART": (transformers.BartForConditionalGeneration, _bart, _causal),
+    "Marian": (transformers.MarianMTModel, _marian, _causal),
+    "Whisper": (transformers.WhisperForConditionalGeneration, _whisper, _speech),
     "ViT": (transformers.ViTForImageClassification, _vit, _images),
 }
 NAMES = list(_MADE)
@@ -112,6 +141,7 @@ _REFUSED: dict[str, tuple[Any, Any, Any]] = {
         lambda: _bert(num_labels=1),
         lambda generator: {**_tokens(generator), "labels": torch.zeros(3, LENGTH).long()},
     ),
+    "question answering": (transformers.BertForQuestionAnswering, _bert, _spans),
     "BART's decoder": (transformers.BartForCausalLM, _bart, _causal),  # leaves the shift to the user
 }  # fmt: skip
 

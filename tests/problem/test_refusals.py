@@ -163,7 +163,7 @@ MODELS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
     (returning(lambda z: z.bfloat16()), "output has dtype torch.bfloat16.*Leave casts", {}),
     (returning(lambda z: z.detach()), "does not depend on any measured weight.*Remove the det", {}),
     (network, "forward= returned a tuple of 2", {"forward": lambda model, x: (model(x), x)}),
-    (network, "forward is a int; it must be callable as forward\\(model, inputs\\)", {"forward": 3}),
+    (network, "forward=3 must be a function, .* callable as forward\\(model, inputs\\)", {"forward": 3}),
     (lambda: TwoInputs(4, 3), "called with one dict, failed.*scale.*model\\(\\*\\*x\\)", ONE_DICT),
     (lambda: TwoInputs(4, 3), "called with one tuple, failed.*model\\(\\*x\\)", ONE_TUPLE),
     (lambda: Calling(lambda net, x: net(x.bfloat16()), HALF), "float32 or better.*same dtype.*x.to\\(", {}),
@@ -213,8 +213,8 @@ def test_sharded_weights_are_refused() -> None:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (None, "loss is a NoneType; it must be callable as loss\\(output, target\\)"),
-        (nn.MSELoss, "loss is the class MSELoss; pass an instance: MSELoss\\(\\)"),
+        (None, "loss=None must be a function, .* callable as loss\\(output, target\\)"),
+        (nn.MSELoss, "MSELoss'> must be a function, or an instance"),
         (nn.CrossEntropyLoss(reduction="none"), "a tensor of shape \\(6,\\) .*Average it"),
         (lambda z, y: 1.0, "the loss returned 1.0; it must be one real number in a tensor"),
         (lambda z, y: z.argmax(), "the loss returned a tensor of shape \\(\\) and torch.int64"),
@@ -269,7 +269,7 @@ RELATIVE = "tolerance=.* must be a relative error between 0 and 1, such as 1e-3"
         ({"reduction": "avg"}, "reduction='avg' is unknown; choose from 'auto', 'mean', 'sum'"),
         ({"dropout": "freez"}, "dropout='freez' is unknown; .*Did you mean 'freeze'?"),
         ({"dtype": torch.bfloat16}, "dtype=torch.bfloat16 is not supported; choose torch.float32"),
-        ({"dtype": "float64"}, "dtype=float64 is not supported; choose torch.float32"),
+        ({"dtype": "float64"}, "dtype='float64' is not supported; choose torch.float32"),
         ({"curvature": "hessian", "estimator": "gram"}, "'gram' measures Gauss-Newton.*'auto' or 'lanczos'"),
         *(({"tolerance": value}, RELATIVE) for value in (0, 1, float("nan"), None)),
         ({"max_iterations": 0.5}, f"max_iterations=0.5 {WHOLE}, 1 or more"),

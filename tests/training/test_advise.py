@@ -323,7 +323,7 @@ def test_above_the_advised_rate_two_trainings_decide_on_a_warmup() -> None:
 
 
 def test_a_warmup_that_saves_a_training_is_advised() -> None:
-    """½ a (w² − 1)² is sharp at the start, at w = 8, and flat near 1: 25 long steps end it, short ones do not."""
+    """½ (w² − 1)² is sharp at the start, at w = 8, and flat near 1: long first steps end it."""
 
     class Quartic(nn.Module):
         def __init__(self) -> None:

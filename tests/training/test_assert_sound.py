@@ -103,13 +103,13 @@ def test_trial_steps_leave_no_trace() -> None:
 
 
 def test_a_gradient_that_is_too_small_for_the_rate_is_found_and_adam_does_not_mind() -> None:
-    # loss = size·|w − (1, −1)|²/2 with w = (1, 1): a step along the gradient lowers it by 4·lr·size². The best
+    # loss = size·|w − (1, −1)|²/2 at w = (1, 1): a step along the gradient lowers it by 4·lr·size². The best
     # constant output is 0, with a loss of `size`.
     model, loss, (inputs, _) = quadratic(5e-5)
     batch = inputs, 5e-5**0.5 * torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
     assert said(model, loss, batch, lr=0.1).startswith(
-        "At lr=0.1 the gradient is too small: 1,000 steps along it would lower the loss by 2 % of what can be "
-        "gained. Raise lr."
+        "At lr=0.1 the gradient is too small: 1,000 steps along it would lower the loss by 2 % of what can "
+        "be gained. Raise lr."
     )
     for given in ({"lr": 0.2}, {"lr": 0.1, "optimizer": "momentum"}, {"lr": 0.1, "optimizer": "adam"}, {}):
         assert assert_sound(model, loss, batch, **given)
@@ -117,7 +117,7 @@ def test_a_gradient_that_is_too_small_for_the_rate_is_found_and_adam_does_not_mi
 
 @pytest.mark.parametrize(("start", "sound"), [(8.5, True), (9.5, False)])
 def test_a_loss_far_above_that_of_the_best_constant_output_is_found(start: float, sound: bool) -> None:
-    """With targets of 0 and 2 the best constant output is 1: its losses are 1, as is what free outputs gain."""
+    """With targets of 0 and 2 the best constant output is 1: its losses are 1, what free outputs gain is 1."""
     model, loss, (inputs, _) = quadratic()
     model.fc.weight.data.copy_(torch.tensor([[(2 * start) ** 0.5, 2.0]]))
     batch = (inputs, torch.tensor([[0.0], [2.0]], dtype=torch.float64))

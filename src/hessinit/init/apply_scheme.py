@@ -88,6 +88,8 @@ def apply_scheme_(
     if not isinstance(generator, torch.Generator | None):
         raise ProblemError(f"generator={generator!r} must be a torch.Generator.")
     check_switches(dropout=dropout, dry_run=dry_run)
+    if gains is not None and not isinstance(gains, Mapping):
+        raise ProblemError(f"gains is a {type(gains).__name__}; it must map names to gains: {{'fc2': 1.5}}.")
     if gains and scheme not in [*USES_GAIN, "lsuv"]:
         raise ProblemError(f"gains has no meaning for scheme={scheme!r}, which uses no gain; leave it out.")
     if scheme == "lsuv" and sample is None:
@@ -286,8 +288,6 @@ def _words(context: trace.Context) -> str:
 
 def _resolve_gains(targets: Sequence[weights.Target], gains: Mapping[str, float] | None) -> dict[str, float]:
     """The gain of each target that `gains` names; a name beats a glob, whatever their order."""
-    if gains is not None and not isinstance(gains, Mapping):
-        raise ProblemError(f"gains is a {type(gains).__name__}; it must map names to gains: {{'fc2': 1.5}}.")
     found: dict[str, float] = {}
     names_of = {target.key: {target.name, target.key, *target.aliases} for target in targets}
     exact = set().union(*names_of.values())

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, choose
 from hessinit.problem.preserve import untouched_random_state
+from hessinit.problem.validate import check_switches
 
 Function = Callable[[Tensor], Tensor]
 Activation = Function | nn.Module | type[nn.Module] | str
@@ -44,6 +45,7 @@ def gain(activation: Activation, *, backward: bool = False) -> float:
     >>> round(gain(torch.tanh, backward=True), 4)
     1.4674
     """
+    check_switches(backward=backward)
     found = moment(activation, slope=backward)
     if found == 0:
         what = "f'(z)²" if backward else "f(z)²"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.errors import ProblemError
+from hessinit.errors import check_callable
 from hessinit.integrations import callback as shared
 from hessinit.problem.problem import Forward, Loss
 
@@ -38,9 +38,7 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
         **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
-        if isinstance(loss, type) or not callable(loss):
-            rule = "callable as loss(output, target), such as nn.MSELoss()"
-            raise ProblemError(f"loss={loss!r} must be {rule}.")
+        check_callable("loss", loss, "loss(output, target)")
         self._run = shared.TrackedRun(**options)
         self._loss, self._batch, self._forward, self._log_to = loss, batch, forward, log_to
         self._begun, self._steps = False, 0

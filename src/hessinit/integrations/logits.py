@@ -27,6 +27,7 @@ IGNORED = -100  # the label of positions that do not count, in torch as in Trans
 _BY_NAME = {
     r"ForCausalLM$|(?<!With)LMHeadModel$": "causal-lm",
     r"ForMaskedLM$": "masked-lm",
+    r"MarianMTModel$|EncoderDecoderModel$": "seq2seq-lm",
     r"For\w*Classification$|ForMultipleChoice$": "classification",
 }
 _LABELS = ("labels", "label")
@@ -142,9 +143,13 @@ def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None
             f"the batch has no 'labels', and task={task!r} needs them: one for each example or token. For "
             "masked models, transformers.DataCollatorForLanguageModeling(tokenizer) adds them."
         )
-    if task == "seq2seq-lm" and "decoder_input_ids" not in inputs:
-        prepare: Any = model.prepare_decoder_input_ids_from_labels
-        inputs = {**inputs, "decoder_input_ids": prepare(labels=labels)}
+    if task == "seq2seq-lm" and (isinstance(inputs, Tensor) or "decoder_input_ids" not in inputs):
+        if isinstance(inputs, Tensor) or "labels" not in inspect.signature(model.forward).parameters:
+            raise ProblemError(
+                f"the batch has no 'decoder_input_ids', and {type(model).__name__} does not make them of "
+                "labels. Add them to the batch: the labels, moved on by one position."
+            )
+        inputs = {**inputs, "labels": labels}  # the model moves them on by one position in its own way
     return inputs, labels
 
 
@@ -168,8 +173,8 @@ def _find_task(model: nn.Module, labels: Tensor | None) -> str:
     if labels is not None and labels.ndim == 1 and not labels.is_floating_point():
         return "classification"
     raise ProblemError(
-        f"neither the name {type(model).__name__} nor the labels say what the model is for; pass task=, one "
-        f"of {', '.join(map(repr, TASKS))}. For any other loss, {_OTHERWISE}."
+        f"neither the name {type(model).__name__} nor the labels say which task it is for. If it is one of "
+        f"{', '.join(map(repr, TASKS))}, pass task=; for any other, as question answering, {_OTHERWISE}."
     )
 
 
@@ -240,7 +245,8 @@ def _check_own_loss(
         ):
             model.eval()  # the mode is restored with the other attributes
             warnings.simplefilter("ignore")  # the same call warns again when it is measured
-            output = model(**call, labels=labels.to(first.device))  # doubles stay so: several classes
+            # Doubles stay so: several classes.
+            output = model(**{**call, "labels": labels.to(first.device)})
     except Exception:
         return
     found, logits = getattr(output, "loss", None), getattr(output, "logits", None)

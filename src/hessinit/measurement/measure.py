@@ -22,10 +22,17 @@ from hessinit.curvature import derivative_check, engines, operators, rounding_er
 from hessinit.curvature import progress as progress_of
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
-from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, choose
+from hessinit.errors import (
+    ConvergenceError,
+    ConvergenceWarning,
+    ProblemError,
+    check_callable,
+    check_names,
+    choose,
+)
 from hessinit.problem import validate
 from hessinit.problem.double_backward import matrix_products
-from hessinit.problem.problem import PRECISIONS, Forward, Loss, Problem, ProblemOptions
+from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
 from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
@@ -313,7 +320,6 @@ def measure(
     started = time.perf_counter()
     choose("curvature", curvature, ["gauss-newton", "hessian", "both"])
     choose("estimator", estimator, ["auto", "gram", "lanczos"])
-    choose("precision", precision, ["auto", *PRECISIONS])
     if curvature == "hessian" and estimator == "gram":
         way = "for curvature='hessian' choose 'auto' or 'lanczos'"
         raise ProblemError(f"estimator='gram' measures Gauss-Newton curvature only; {way}.")
@@ -321,8 +327,8 @@ def measure(
         trace=trace, frobenius=frobenius, density=density, jacobians=jacobians, diagnostics=diagnostics,
         network=network, strict=strict, plan=plan,
     )  # fmt: skip
-    if progress is not None and not callable(progress):
-        raise ProblemError(f"progress={progress!r} must be a function that takes a ProgressState, or None.")
+    if progress is not None:
+        check_callable("progress", progress, "progress(state)")
     settings = engines.LanczosSettings(
         check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
     )
@@ -333,7 +339,7 @@ def measure(
         raise ProblemError(f"{why}; pass max_iterations={top} or more.")
     problem = Problem(
         model, loss, batch, layers=layers, forward=forward, dtype=dtype, dropout=dropout, reduction=reduction,
-        check=check, seed=seed, precision="full" if precision == "auto" else precision,
+        check=check, seed=seed, precision=precision,
     )  # fmt: skip
     ranks: Ranks | None = cast(Any, distributed)  # by the decorator
     if ranks is not None and ranks.split == "batch" and (jacobians or diagnostics):
@@ -416,21 +422,21 @@ def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) ->
 def hessian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]) -> HessianOperator:
     """The exact Hessian of the loss by the chosen weights (all by default), as an operator on flat vectors.
 
-    The options are those of `measure`: layers, forward, dtype, dropout, reduction, check, seed.
+    The options are those of `measure`: layers, forward, dtype, dropout, reduction, check, seed, precision.
 
     >>> model, data = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
     >>> hessian(model, nn.MSELoss(), (data, torch.zeros(2, 1))).to_dense()
     tensor([[1., 0.],
             [0., 1.]], dtype=torch.float64)
     """
-    return _operator(HessianOperator, Problem(model, loss, batch, **options))
+    return _operator(HessianOperator, model, loss, batch, options)
 
 
 def gauss_newton(
     model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]
 ) -> GaussNewtonOperator:
     """The Gauss-Newton matrix `Jᵀ H_z J` of the chosen weights; the arguments are those of `hessian`."""
-    return _operator(GaussNewtonOperator, Problem(model, loss, batch, **options))
+    return _operator(GaussNewtonOperator, model, loss, batch, options)
 
 
 def jacobian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]) -> JacobianOperator:
@@ -438,10 +444,12 @@ def jacobian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[Problem
 
     The loss only serves to check the problem; the outputs of several batches follow one another.
     """
-    return _operator(JacobianOperator, Problem(model, loss, batch, **options))
+    return _operator(JacobianOperator, model, loss, batch, options)
 
 
-def _operator(kind: type[Kind], problem: Problem) -> Kind:
+def _operator(kind: type[Kind], model: Any, loss: Any, batch: Any, options: ProblemOptions) -> Kind:
+    check_names(options, ProblemOptions.__annotations__)
+    problem = Problem(model, loss, batch, **options)
     with problem.settings():
         evaluations = evaluate(problem)
         for evaluation in evaluations:

@@ -17,7 +17,7 @@ from hessinit.curvature import derivative_check, layer_uses
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.probes import ProbeKind, ProbeStream
 from hessinit.curvature.progress import cost_of
-from hessinit.errors import ProblemError, choose, did_you_mean
+from hessinit.errors import ProblemError, check_names, choose, did_you_mean
 from hessinit.measurement.measure import facts_of, in_running_order, note_unchecked, notes_on
 from hessinit.problem.problem import Loss, Problem, ProblemOptions
 from hessinit.problem.validate import Layer, check_model, check_whole, layer_name, unwrap
@@ -134,7 +134,7 @@ def quadratic_form(
     `directions` is "random" (`draws` of them in each layer, of unit length), "gradient" (the loss gradient by
     the layer), or your own: a mapping from layer names to tensors of the weight's shape, or (draws, *shape)
     for several, which then chooses the layers. The other options are those of `measure`:
-    layers, forward, dtype, dropout, reduction, check, seed.
+    layers, forward, dtype, dropout, reduction, check, seed, precision.
 
     Both numbers are right to rounding. They come from one forward and one backward pass shared by all layers,
     and one more pass for each through the layers behind it: all layers of a five-layer MLP take the time of
@@ -147,6 +147,7 @@ def quadratic_form(
     25.0
     """
     started = time.perf_counter()
+    check_names(options, ProblemOptions.__annotations__)
     draws = check_whole("draws", draws, at_least=1)
     check_model(model, options.get("forward"))
     if isinstance(directions, Mapping):

@@ -103,7 +103,8 @@ def read_batches(batch: Any) -> list[tuple[str, Batch]]:
     if isinstance(batch, (Tensor, Mapping, str)) or not isinstance(batch, Iterable):
         raise ProblemError(
             f"batch is a {type(batch).__name__}; it must be (inputs, targets), or an iterable of such pairs, "
-            "as a DataLoader is. For a loss that needs no targets, pass (inputs, None)."
+            "as a DataLoader is. For a loss that needs no targets, pass (inputs, None); for a dict b, "
+            "(b, b['labels']), with forward= for a model that takes inputs by name."
         )
     pairs = read_few(batch, "one (inputs, targets) pair")
     for index, pair in enumerate(pairs):
@@ -142,7 +143,9 @@ def _is_pair(batch: Any) -> bool:
         return isinstance(item, (tuple, list)) and len(item) == 2
 
     # ((x1, x2), y) is one batch with two inputs; ((x, y), (x, y)) can only be two batches if it is a list.
-    batches = isinstance(batch, list) and all(isinstance(one, Mapping) or has_two(one) for one in batch)
+    batches = isinstance(batch, list) and all(
+        isinstance(one, Mapping) or dataclasses.is_dataclass(one) or has_two(one) for one in batch
+    )
     return has_two(batch) and not batches
 
 

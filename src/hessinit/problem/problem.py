@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 
-from hessinit.errors import DerivativeError, ProblemError, choose
+from hessinit.errors import DerivativeError, ProblemError
 from hessinit.problem import validate
 from hessinit.problem.batches import Batch, cast, map_tensors, read_batches, tensors_in
 from hessinit.problem.double_backward import Substitutes, default_device, twice_differentiable
@@ -32,24 +32,19 @@ _MIXED = re.compile(r"dtype|scalar type|type \(.*\) and .*type", re.IGNORECASE)
 
 
 @contextlib.contextmanager
-def explained(model: nn.Module, batch: Batch, forward: Forward | None, converted: bool) -> Iterator[None]:
+def explained(model: nn.Module, inputs: Any, forward: Forward | None, converted: bool) -> Iterator[None]:
     """Turn known errors of the forward into a `ProblemError` with the way out; other errors pass."""
-    # A recomputation finds the model's own tensors: of another dtype, or buffers that it would write to.
-    training = (module for module in model.modules() if module.training)
-    stateful = any(True for module in training for _ in module.buffers(recurse=False))
-    guard = disable_saved_tensors_hooks(_RECOMPUTES) if converted or stateful else contextlib.nullcontext()
     try:
-        with guard:
-            yield
+        yield
     except (TypeError, AttributeError) as failure:
-        if forward is not None or isinstance(batch.inputs, Tensor):
+        if forward is not None or isinstance(inputs, Tensor):
             raise
-        if not any(True for _ in tensors_in(batch.inputs)):
-            what = f"the model takes no {type(batch.inputs).__name__}: {failure}"
+        if not any(True for _ in tensors_in(inputs)):
+            what = f"the model takes no {type(inputs).__name__}: {failure}"
             raise ProblemError(f"{what}. Convert the inputs with torch.as_tensor.") from failure
-        call = "model(**x)" if isinstance(batch.inputs, Mapping) else "model(*x)"
+        call = "model(**x)" if isinstance(inputs, Mapping) else "model(*x)"
         raise ProblemError(
-            f"the model, called with one {type(batch.inputs).__name__}, failed: {failure}. If it takes its "
+            f"the model, called with one {type(inputs).__name__}, failed: {failure}. If it takes its "
             f"inputs one by one, pass forward=lambda model, x: {call}; several batches are passed as a list."
         ) from failure
     except (RuntimeError, ValueError, IndexError) as failure:
@@ -60,7 +55,7 @@ def explained(model: nn.Module, batch: Batch, forward: Forward | None, converted
                 f"the forward failed on weights converted to float32 or better: {failure}. It seems to cast "
                 "by itself; let it follow the weights instead, as in x.to(self.linear.weight.dtype)."
             ) from failure
-        explain_module(failure, model, batch.inputs)
+        explain_module(failure, model, inputs)
         raise
 
 
@@ -139,8 +134,6 @@ Forward = Callable[[nn.Module, Any], Tensor]
 # A softmax that is sure of its answer has a curvature of p(1 − p), which float32 cancels away. The loss is
 # cheap beside the model, so it is taken in float64, unless the output is that large.
 _MOST_FOR_DOUBLE = 2**22
-# Of the products in float32: as it is, with 10 bits of the mantissa on a GPU, and in mixed precision.
-PRECISIONS = ["full", "tf32", "bf16"]
 
 
 class ProblemOptions(TypedDict, total=False):
@@ -171,8 +164,7 @@ class Problem:
         forward: Forward | None = None, dtype: torch.dtype | None = None, dropout: str = "refuse",
         reduction: str = "auto", check: bool = True, seed: int = 0, precision: str = "full",
     ) -> None:  # fmt: skip
-        choose("precision", precision, PRECISIONS)
-        validate.check_arguments(model, loss, forward, dtype, dropout, reduction, check)
+        validate.check_arguments(model, loss, forward, dtype, dropout, reduction, check, precision)
         validate.check_order(model, loss)
         self.model = validate.unwrap(model)
         check_present(self.model)
@@ -191,7 +183,7 @@ class Problem:
         self.loss, self.forward = loss, forward
         self.seed = validate.check_whole("seed", seed, at_least=0)
         self.dropout, self.reduction, self.check = dropout, reduction, check
-        self.drew, self.precision = False, precision
+        self.drew, self.precision = False, "full" if precision == "auto" else precision
         self.batches = tuple(self._convert(place, read) for place, read in read_batches(batch))
         self._names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self._buffers = {id(buffer) for buffer in self.model.buffers()}
@@ -306,9 +298,14 @@ class Problem:
         given = batch.inputs if dtype == self.dtype else cast(batch.inputs, dtype, self.device)
         inputs = map_tensors(torch.clone, given)
         draws = Draws(self.seed + draw, self.device)
+        # A recomputation finds the model's own tensors: of another dtype, or buffers that it would write to.
+        training = (module for module in self.model.modules() if module.training)
+        stateful = any(True for module in training for _ in module.buffers(recurse=False))
+        guarded = self.converts or stateful
         with (
             self._users_default_device(),
-            explained(self.model, batch, self.forward, self.converts),
+            explained(self.model, batch.inputs, self.forward, self.converts),
+            disable_saved_tensors_hooks(_RECOMPUTES) if guarded else contextlib.nullcontext(),
             contextlib.nullcontext() if plain else Substitutes(),
             torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16(dtype)),
         ):

@@ -15,10 +15,20 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
-from hessinit.errors import ProblemError, WeightsError, check_number, choose, did_you_mean
+from hessinit.errors import (
+    ProblemError,
+    WeightsError,
+    check_callable,
+    check_number,
+    choose,
+    did_you_mean,
+    list_of,
+)
 from hessinit.problem.batches import tensors_in
 
 LARGE_INPUT = 1e4  # pixels reach 255; above this the inputs, not the weights, are why numbers overflow
+# Of the products in float32: as it is, with 10 bits of the mantissa on a GPU, and in mixed precision.
+PRECISIONS = ["auto", "full", "tf32", "bf16"]
 EVERYTHING = "**"  # all trained parameters: the weights, the biases and the norm gains
 
 
@@ -52,9 +62,9 @@ def find_layers(model: nn.Module, selection: str | Iterable[str] | None = None) 
     only when asked for; `"**"` asks for all that is trained. A frozen weight is measured only when a pattern
     names it.
     """
-    everything = _all_layers(model)
+    patterns, everything = list_patterns(selection), _all_layers(model)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if selection is None:
+    if patterns is None:
         chosen = [layer for layer in everything if len(layer.shape) >= 2 and layer.parameter in trainable]
         frozen = [one.name for one in everything if len(one.shape) >= 2 and one.parameter not in trainable]
         if not chosen and frozen:
@@ -67,11 +77,6 @@ def find_layers(model: nn.Module, selection: str | Iterable[str] | None = None) 
         if not chosen:
             raise ProblemError("the model has no parameters, so there is no curvature to measure.")
         return tuple(chosen)
-    given: Any = [selection] if isinstance(selection, str) else selection
-    patterns = list(given) if isinstance(given, Iterable) else []
-    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        rule = f'layers={selection!r} must be names or globs, such as layers=["fc1", "encoder.*"]'
-        raise ProblemError(f"{rule}; leave it out to measure every weight.")
     selected: set[str] = set()
     for pattern in patterns:
         matches = _match(pattern, everything)
@@ -87,6 +92,19 @@ def find_layers(model: nn.Module, selection: str | Iterable[str] | None = None) 
             )
         selected.update(layer.parameter for layer in matches)
     return tuple(layer for layer in everything if layer.parameter in selected)
+
+
+def list_patterns(layers: str | Iterable[str] | None) -> list[str] | None:
+    """The names and globs that `layers` holds, which may be an iterator; None for every weight."""
+    patterns = [layers] if isinstance(layers, str) else list_of(layers)
+    if layers is None:
+        return None
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ProblemError(
+            f'layers={layers!r} must be names or globs, such as layers=["fc1", "encoder.*"]; leave it out to '
+            "measure every weight."
+        )
+    return patterns
 
 
 def _all_layers(model: nn.Module) -> list[Layer]:
@@ -180,24 +198,23 @@ def check_model(model: Any, forward: Any) -> None:
     if not isinstance(model, nn.Module):
         hint = " Pass an instance, not the class." if isinstance(model, type) else ""
         raise ProblemError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}")
-    if forward is not None and not callable(forward):
-        what = f"forward is a {type(forward).__name__}"
-        raise ProblemError(f"{what}; it must be callable as forward(model, inputs).")
+    if forward is not None:
+        # A module's own call takes anything.
+        check_callable("forward", getattr(forward, "forward", forward), "forward(model, inputs)")
 
 
 def check_arguments(
-    model: Any, loss: Any, forward: Any, dtype: Any, dropout: str, reduction: str = "auto", check: Any = True
-) -> None:
+    model: Any, loss: Any, forward: Any = None, dtype: Any = None, dropout: str = "refuse",
+    reduction: str = "auto", check: Any = True, precision: str = "auto",
+) -> None:  # fmt: skip
     check_model(model, forward)
-    if isinstance(loss, type):
-        raise ProblemError(f"loss is the class {loss.__name__}; pass an instance: {loss.__name__}().")
-    if not callable(loss):
-        raise ProblemError(f"loss is a {type(loss).__name__}; it must be callable as loss(output, target).")
+    check_callable("loss", loss, "loss(output, target)")
     if dtype not in (None, torch.float32, torch.float64):
         choices = "choose torch.float32, torch.float64, or None for the better of float32 and the model's own"
-        raise ProblemError(f"dtype={dtype} is not supported; {choices}.")
+        raise ProblemError(f"dtype={dtype!r} is not supported; {choices}.")
     choose("dropout", dropout, ["refuse", "freeze"])
     choose("reduction", reduction, ["auto", "mean", "sum"])
+    choose("precision", precision, PRECISIONS)
     check_switches(check=check)
 
 
@@ -213,7 +230,7 @@ def check_order(model: nn.Module, loss: Any) -> None:
 def check_whole(name: str, value: Any, at_least: int) -> int:
     """The value as an int; refuses anything but a whole number from `at_least` up."""
     try:
-        number = operator.index(value)
+        number = at_least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = at_least - 1
     if not at_least <= number < 2**63:

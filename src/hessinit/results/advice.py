@@ -70,11 +70,12 @@ class Descent:
 def named_descent(optimizer: str, momentum: float | None, weight_decay: float | None) -> Descent:
     """Return the descent of that name; "momentum" and "nesterov" have a momentum of 0.9 unless given."""
     choose("optimizer", optimizer, list(DESCENTS))
-    if optimizer == "sgd" and momentum:
+    usual = 0.0 if optimizer == "sgd" else 0.9
+    given = usual if momentum is None else check_fraction("momentum", momentum)
+    if optimizer == "sgd" and given:
         why = f"momentum={momentum!r} and optimizer='sgd' do not go together: plain gradient descent has none"
         raise ProblemError(f"{why}. Pass optimizer='momentum' or 'nesterov', or leave it out.")
-    usual = 0.0 if optimizer == "sgd" else 0.9
-    given, decay = usual if momentum is None else momentum, weight_decay or 0.0
+    decay = 0.0 if weight_decay is None else weight_decay
     return Descent(momentum=given, nesterov=optimizer == "nesterov", weight_decay=decay)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from hessinit.errors import did_you_mean
+from hessinit.errors import ProblemError, did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -239,6 +239,8 @@ def load(path: str | os.PathLike[str]) -> Any:
 
     What `hessinit reproduce --json` printed becomes a list. Only JSON is read, and nothing in it is run.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ProblemError(f"path={path!r} must be the name of a file that hessinit wrote.")
     for module in MODULES:
         import_module(f"hessinit.results.{module}")
     data = _parse(Path(path).read_bytes(), str(path))

@@ -57,8 +57,8 @@ def advise(
     For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P the root mean square of mini-batch
     gradients, so `batch` should be what one training step sees. The other options are those of `measure`:
     curvature ("gauss-newton" or "hessian"), layers, tolerance, max_iterations, seed, forward, dtype, dropout
-    ("freeze" here), reduction, check. `distributed` is that of `initialize_`: rank 0 works, and every rank
-    gets its advice.
+    ("freeze" here), reduction, check, precision. `distributed` is that of `initialize_`: rank 0 works, and
+    every rank gets its advice.
 
     The stability limit is exact for a quadratic with the curvature of these weights. The learning rate is
     found by trials: from the rate of the largest guaranteed decrease on, `trial_steps` steps on halves of the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import warnings
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError, check_positive
+from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError, check_names, check_positive
 from hessinit.measurement.loss_range import UNKNOWN, LossRange
 from hessinit.measurement.measure import measure
 from hessinit.measurement.soundness import REDRAW
@@ -19,7 +20,7 @@ from hessinit.present import to_text, words
 from hessinit.problem.batches import read_batches
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.ranks import on_all_ranks
-from hessinit.problem.validate import unwrap
+from hessinit.problem.validate import list_patterns, unwrap
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent
 from hessinit.results.curvature_report import CurvatureReport, Estimate, Finding
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
@@ -59,8 +60,8 @@ def assert_sound(
     learning rate, by `lr` or the optimizer's own, also one at which the loss rises in a trial, or that is
     above `times_stable` times the stability limit of the optimizer, and a gradient that is too small for it.
     `optimizer` is a name, a torch optimizer or a function that builds one, parameter groups included. The
-    norms must converge.
-    `options` are those of `measure`. The model is not changed; for a sound one the report is returned.
+    norms must converge. `options` are those of `measure`, but for plan. The model is not changed; for a sound
+    one the report is returned.
     `distributed` is that of `initialize_`: rank 0 judges, and a `RankError` tells the others of a failure.
 
     How often it is right was measured: benchmarks/results/soundness.txt. Costs what `measure` does; with a
@@ -73,8 +74,10 @@ def assert_sound(
     1.0
     """
     check_positive("times_stable", times_stable, "such as 1")
+    check_names(options, [name for name in inspect.signature(measure).parameters if name != "plan"])
+    options["layers"] = list_patterns(options.get("layers"))  # it is read more than once
     model = unwrap(model)
-    rule = rules.build_optimizer_rule(optimizer, model, lr=lr, layers=options.get("layers"))
+    rule = rules.build_optimizer_rule(optimizer, model, lr=lr, layers=options["layers"])
     if rule.lr is not None and options.get("network") is False:
         why = "the rate is judged by the network's ‖H‖. Leave out one of them"
         raise ProblemError(f"network=False and a learning rate do not go together: {why}.")

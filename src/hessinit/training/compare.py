@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import itertools
 import math
 import os
@@ -18,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import ConvergenceWarning, ProblemError, check_positive
+from hessinit.errors import ConvergenceWarning, ProblemError, accepts, check_names, check_positive, list_of
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
 from hessinit.problem.batches import Batch
-from hessinit.problem.problem import Forward, Loss, explain_module, explained_loss
+from hessinit.problem.problem import Forward, Loss, explained, explained_loss
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
 from hessinit.results.initialization import DIVERGED
@@ -93,11 +94,11 @@ def compare(
     if warmup is not None and not any(each.warmup for each in read):
         raise ProblemError(f"warmup={warmup} is for schemes with a warmup; name one, such as 'he+warmup'.")
     rates = _read_list("learning_rates", learning_rates, "[0.01, 0.1]", check_positive)
-    if isinstance(build, nn.Module) or not callable(build):
+    if isinstance(build, nn.Module) or not accepts(build):
         rule = "a function that makes a new model for every run, such as lambda: Net()"
         raise ProblemError(f"build is a {type(build).__name__}; it must be {rule}.")
     # The model is checked once it is built.
-    validate.check_arguments(nn.Identity(), loss, forward, None, "freeze")
+    validate.check_arguments(nn.Identity(), loss, forward)
     loop.check_optimizer(optimizer)
     validate.check_switches(measure_curvature=measure_curvature, progress=progress)
     check_workers(workers, executor)
@@ -106,7 +107,7 @@ def compare(
     numbers = _read_list("seeds", seeds, "[0, 1, 2]", partial(validate.check_whole, at_least=0))
     try:
         place = None if device is None else str(torch.empty(0, device=device).device)
-    except (RuntimeError, AssertionError, TypeError) as failure:
+    except (RuntimeError, AssertionError, TypeError, ValueError) as failure:
         why = f"device={device!r} cannot be used here: {failure}"
         raise ProblemError(f"{why}. Leave it out to train where build() puts the model.") from failure
     kept, started = RunFolder(folder), time.perf_counter()
@@ -161,7 +162,7 @@ def sweep(
 
     The experiment of the paper's Tables 4 and 5. Biases are 0; every std scales the same random numbers.
     `layers` takes names or globs: other weights stay as build() gives them. With `warmup`, the rate rises
-    linearly over that many steps. The other options are those of `compare`.
+    linearly over that many steps. The other options are those of `compare`, schemes and learning_rates aside.
 
     >>> from hessinit.digits import load_digits
     >>> from torch import nn
@@ -172,9 +173,13 @@ def sweep(
     >>> 80 < ratio < 120  # the curvature of one of two layers grows with the square of the other's weights
     True
     """
+    check_names(
+        options,
+        [one for one in inspect.signature(compare).parameters if one not in ("schemes", "learning_rates")],
+    )
     steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
     sizes = _read_list("stds", stds, "[0.5, 0.05]", check_positive)
-    chosen = tuple(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
+    chosen = layers if isinstance(layers, str) else tuple(validate.list_patterns(layers) or ()) or None
     warming = 0 if warmup is None else _read_warmup(warmup, steps)
     read = tuple(Initializer(f"std {std!r}", NormalWeights(std, chosen), warming) for std in sizes)
     rates = [check_positive("learning_rate", learning_rate)]
@@ -291,11 +296,8 @@ class Trainer:
 
     def _first_loss(self, model: nn.Module, inputs: Any, targets: Any) -> tuple[Any, Tensor]:
         """The output and the loss of a batch; what fails on a shape or dtype is explained."""
-        try:
+        with explained(model, inputs, self.forward, converted=False):
             output = model(inputs) if self.forward is None else self.forward(model, inputs)
-        except (RuntimeError, ValueError, IndexError) as failure:
-            explain_module(failure, model, inputs)
-            raise
         with explained_loss(output, targets):
             return output, self.own_loss(device_of(model))(output, targets)
 
@@ -370,11 +372,10 @@ def _make_runs(
 
 
 def _read_list(name: str, values: Any, example: str, read: Callable[[str, Any], Any]) -> tuple[Any, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ProblemError(f"{name}={values!r} must be a list of numbers, such as {example}.")
-    numbers = [read(name, value) for value in values]
+    numbers = [read(name, value) for value in list_of(values)]
     if not numbers or len(set(numbers)) < len(numbers):
-        raise ProblemError(f"{name}={numbers!r} must hold some numbers, each once, such as {example}.")
+        shown = numbers or values
+        raise ProblemError(f"{name}={shown!r} must be a list of numbers, each once, such as {example}.")
     return tuple(numbers)
 
 

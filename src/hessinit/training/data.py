@@ -188,10 +188,11 @@ def device_of(model: nn.Module) -> torch.device:
 def _check_examples(whole: Batch, batch_size: int) -> None:
     for name, part in (("inputs", whole.inputs), ("targets", whole.targets)):
         shapes = [tuple(tensor.shape) for tensor in tensors_in(part)]
-        if shapes and not any(shape[:1] == (whole.size,) for shape in shapes):
+        found = f"have shape {shapes[0]}" if shapes else f"are a {type(part).__name__} without a tensor in it"
+        if part is not None and not any(shape[:1] == (whole.size,) for shape in shapes):
             raise ProblemError(
-                f"the {name} of data have shape {shapes[0]}, and the first dimension must count the "
-                f"{whole.size} examples. Transpose them, or pass a list of ready batches."
+                f"the {name} of data {found}, and the first dimension must count the {whole.size} examples. "
+                "Transpose or convert them, or pass a list of ready batches."
             )
     if batch_size > whole.size:
         held = f"the data hold {whole.size} examples"

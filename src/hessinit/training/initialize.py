@@ -17,7 +17,7 @@ from torch import nn
 
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import in_gradients, timed_gradient
-from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
+from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
 from hessinit.init import apply_scheme, defaults, fit, scales, weights
 from hessinit.init.defaults import NOT_SCALED, Config
 from hessinit.measurement.measure import note_unchecked
@@ -146,6 +146,8 @@ def initialize_(
     started = time.perf_counter()
     validate.check_arguments(model, loss, forward, None, dropout, reduction, check)
     shown, reported = callable(progress) or progress, report is not None and report
+    if callable(progress):
+        check_callable("progress", progress, "progress(done, planned, name)")
     validate.check_switches(
         dry_run=dry_run, strict=strict, overwrite=overwrite, progress=shown, report=reported
     )
@@ -163,7 +165,7 @@ def initialize_(
         max_measurements, max_sharpening, report,
     )  # fmt: skip
     validate.check_dropout(inside, dropout)
-    named = layers if layers is None or isinstance(layers, str) else list(layers)
+    named = validate.list_patterns(layers)
     options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
     options |= {"reduction": reduction, "seed": seed}
     found = read_batches(batch)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from hessinit.errors import ProblemError, choose
+from hessinit.errors import ProblemError, choose, list_of
 from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, apply_scheme_
 from hessinit.init.weights import find_targets
 from hessinit.problem.problem import Forward, Loss
@@ -95,10 +95,12 @@ def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
     """
     if isinstance(schemes, str):
         schemes = [schemes]
-    if not isinstance(schemes, Iterable) or not schemes:
+    named = (
+        list(schemes.items()) if isinstance(schemes, Mapping) else [(each, each) for each in list_of(schemes)]
+    )
+    if not named:
         rule = "a list of names, such as ['he'], or a mapping from names to names or functions"
         raise ProblemError(f"schemes={schemes!r} must be {rule}.")
-    named = list(schemes.items()) if isinstance(schemes, Mapping) else [(each, each) for each in schemes]
     if len({name for name, _ in named}) < len(named):
         raise ProblemError(f"schemes={schemes!r} must hold every scheme once.")
     found = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import statistics
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from hessinit.errors import ProblemError, check_positive, choose
+from hessinit.errors import ProblemError, accepts, check_positive, choose
 from hessinit.problem import validate
 from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import untouched_random_state
@@ -109,7 +108,7 @@ def train_and_track(
     """
     from hessinit.training.track import track
 
-    validate.check_arguments(model, loss, forward, None, "freeze")
+    validate.check_arguments(model, loss, forward)
     counts = {"steps": steps, "batch_size": batch_size, "examples": examples}
     steps, batch_size, examples = (validate.check_whole(name, value, 1) for name, value in counts.items())
     rate, warmup = check_positive("lr", lr), validate.check_whole("warmup", warmup, at_least=0)
@@ -156,7 +155,9 @@ def check_optimizer(optimizer: Any) -> None:
         )
     if isinstance(optimizer, str):
         choose("optimizer", optimizer, list(OPTIMIZERS), {"gd": "sgd", "heavy ball": "momentum"})
-    elif not callable(optimizer) or isinstance(optimizer, nn.Module):
+    elif isinstance(optimizer, nn.Module) or not (
+        accepts(optimizer, [], wrapped=False) or accepts(optimizer, [], 0.1, wrapped=False)
+    ):
         rule = f"a name, such as 'adam', or a function that builds one, such as {EXAMPLE}"
         raise ProblemError(f"optimizer is a {type(optimizer).__name__}; it must be {rule}.")
 
@@ -207,17 +208,6 @@ def make_optimizer(
 
 def _cannot_train(why: str) -> str:
     return f"{why.rstrip('.')}. Build it over the parameters that it is given, as {EXAMPLE}."
-
-
-def accepts(make: MakeOptimizer, *arguments: object) -> bool:
-    """Whether it can be called so, as far as its signature tells."""
-    try:
-        inspect.signature(make).bind(*arguments)
-    except TypeError:
-        return False
-    except ValueError:  # a function without a signature
-        pass
-    return True
 
 
 class Warmup:

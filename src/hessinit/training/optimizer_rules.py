@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from hessinit.curvature import engines, lanczos, operators
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
-from hessinit.errors import ProblemError, choose, did_you_mean
+from hessinit.errors import ProblemError, accepts, check_names, choose
 from hessinit.problem import validate
 from hessinit.problem.problem import ProblemOptions
 from hessinit.results.advice import DESCENTS, Descent, check_rate, named_descent
@@ -49,20 +49,15 @@ def read_curvature_options(
     model: Any, loss: Any, options: Mapping[str, Any]
 ) -> tuple[str, engines.LanczosSettings, dict[str, Any]]:
     """Check the options; returns the curvature, the settings of Lanczos, and the options of a `Problem`."""
-    known = list(CurvatureOptions.__annotations__)
-    for name in options:
-        if name not in known:
-            raise TypeError(f"{name}= is no option.{did_you_mean(name, known)} Known are {', '.join(known)}.")
+    check_names(options, CurvatureOptions.__annotations__)
     given = {"curvature": "gauss-newton", "tolerance": 1e-3, "max_iterations": 200, "seed": 0, **options}
     curvature, tolerance = given.pop("curvature"), validate.check_tolerance(given.pop("tolerance"))
     choose("curvature", curvature, ["gauss-newton", "hessian"])
     iterations = validate.check_whole("max_iterations", given.pop("max_iterations"), at_least=1)
     given["seed"] = validate.check_whole("seed", given["seed"], at_least=0)
-    layers = given.get("layers")
-    given["layers"] = layers if layers is None or isinstance(layers, str) else list(layers)
-    checked: dict[str, Any] = {"forward": None, "dtype": None, "dropout": "refuse", **given}
+    given["layers"] = validate.list_patterns(given.get("layers"))
     validate.check_arguments(
-        model, loss, **{key: checked[key] for key in checked if key not in ("seed", "layers")}
+        model, loss, **{name: value for name, value in given.items() if name not in ("seed", "layers")}
     )
     return curvature, engines.LanczosSettings(tolerance, iterations, given["seed"]), given
 
@@ -239,7 +234,7 @@ def build_optimizer_rule(
         raise ProblemError(f"{why}; leave it out, or pass a name such as 'adam'.")
     inner, has_rate = validate.unwrap(model), True
     if not isinstance(optimizer, Optimizer):
-        has_rate = lr is not None or loop.accepts(optimizer, [])
+        has_rate = lr is not None or accepts(optimizer, [])
         optimizer = loop.make_optimizer(optimizer, inner, lr)
     found = read_optimizer(optimizer, inner, validate.find_layers(inner, layers), lr=lr)
     return found if has_rate else replace(found, lr=None)

@@ -1,0 +1,450 @@
+"""Every public function with each of its options: right values work, wrong ones are refused before any work.
+
+The options are those of the signatures: a new function or a new option needs examples here.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+import hessinit
+from tiny import LOSS, batch, inputs, labels, network
+
+Given = dict[str, Any]
+# The options that a function passes on, under the name of the one that has them.
+PASSES_ON = {"assert_sound": "measure", "sweep": "compare"}
+SHORT: Given = {"steps": 10, "seeds": 1, "workers": 1, "progress": False, "batch_size": 3}
+PROBLEM: Given = {"loss": LOSS, "batch": batch()}
+RACE: Given = {"lr": 0.1, "data": batch(), "optimizer": "adamw", "trial_steps": 3, "progress": False}
+# What every call of a function passes, unless the example says otherwise; `model` is made anew each time.
+CALLS: dict[str, Given] = {
+    "advise": PROBLEM,
+    "apply_scheme_": {"scheme": "he"},
+    "apply_scheme_, lsuv": {"scheme": "lsuv", "sample": inputs()},
+    "assert_sound": PROBLEM,
+    "assert_sound, adamw": {**PROBLEM, "optimizer": "adamw", "lr": 1e-3},
+    "compare": {"loss": LOSS, "data": batch(), "schemes": ["he"], "learning_rates": [0.1], **SHORT},
+    "gain": {"activation": "relu"},
+    "gauss_newton": PROBLEM,
+    "hessian": PROBLEM,
+    "initialize_": {**PROBLEM, "lr": 0.1, "progress": False},
+    "initialize_, race": {**PROBLEM, **RACE},
+    "jacobian": PROBLEM,
+    "load": {},
+    "logits_problem": {"batch": batch()},
+    "measure": PROBLEM,
+    "quadratic_form": PROBLEM,
+    "sweep": {"loss": LOSS, "data": batch(), "stds": [0.1], **SHORT},
+    "track": {**PROBLEM, "path": None},
+}
+
+
+class Strange:
+    """Right for no option."""
+
+
+class Untouched(nn.Sequential):
+    """The network with a forward that must not be called: what is wrong is refused before."""
+
+    def forward(self, x: Any) -> torch.Tensor:
+        raise AssertionError("the forward was called")
+
+
+NETWORK = network()
+
+
+def made() -> nn.Module:
+    return copy.deepcopy(NETWORK)
+
+
+def untouched() -> nn.Module:
+    return Untouched(*made())
+
+
+def takes_nothing() -> None:
+    return None
+
+
+def write_ones(model: nn.Module, loss: Any, batch: Any, lr: float, seed: int) -> None:
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+
+
+def run(*arguments: Any) -> Any:
+    model, *given = arguments
+    return model(*given)
+
+
+def save_report() -> str:
+    hessinit.measure(network(), **PROBLEM).save("report.json")
+    return "report.json"
+
+
+SWITCH: list[Any] = [True, False]
+SELF_SUPERVISED = {"batch": (inputs(), None), "loss": lambda output, _: output.square().mean()}
+# By "option" or "function.option": what works. A dict brings more options along; a lambda makes a new value.
+RIGHT: dict[str, list[Any]] = {
+    "activation": ["tanh", nn.GELU(), torch.relu, nn.ReLU],
+    "at_start": SWITCH,
+    "backward": SWITCH,
+    "batch": [batch(), [batch(), batch(4)], lambda: iter([batch()]), SELF_SUPERVISED],
+    "batch_size": [1, 6],
+    "betas": [{"betas": (0.8, 0.9), "optimizer": "adam"}, {"betas": [0.0, 0.5], "optimizer": "adamw"}],
+    "biases": ["auto", "zero", "keep"],
+    "build": [made],
+    "check": SWITCH,
+    "compare.optimizer": ["adam", "nesterov", SGD, lambda: lambda parameters: SGD(parameters, lr=0.1)],
+    "sweep.warmup": [3, None],
+    "compare.warmup": [{"warmup": 3, "schemes": ["he+warmup"]}, None],
+    "curvature": ["gauss-newton", "hessian"],
+    "data": [batch(), [batch(3), batch(3)], lambda: iter([batch(3)] * 20)],
+    "density": SWITCH,
+    "device": [None, "cpu", torch.device("cpu")],
+    "diagnostics": SWITCH,
+    "directions": ["random", "gradient", {"0": torch.ones(5, 4)}, {"2.weight": torch.ones(2, 3, 5)}],
+    "distributed": ["batch", "layers", None],
+    "distribution": [{"distribution": "uniform", "scheme": "he"}, None],
+    "logits_problem.batch": [batch(), {"x": inputs(), "labels": labels()}, lambda: iter([batch()])],
+    "draws": [1, 3],
+    "dropout": ["freeze", "refuse"],
+    "apply_scheme_.dropout": SWITCH,
+    "dry_run": SWITCH,
+    "dtype": [torch.float64, torch.float32, None],
+    "each_layer": SWITCH,
+    "eps": [{"eps": 1e-6, "optimizer": "adam"}],
+    "estimator": ["auto", "gram", "lanczos"],
+    "every": [1, 7],
+    "executor": [lambda: {"executor": ThreadPoolExecutor(1), "workers": None}, None],
+    "folder": ["runs", Path("more", "runs"), None],
+    "forward": [lambda: run, None],
+    "apply_scheme_.forward": [lambda: {"forward": run, "sample": inputs()}, None],
+    "frobenius": SWITCH,
+    "gains": [{"gains": {"0": 1.5}}, {"gains": {}}, None],
+    "generator": [lambda: torch.Generator().manual_seed(3), None],
+    "initialize_.data": [
+        {"data": batch(), "trial_steps": 3},
+        {"data": [batch(3)] * 3, "trial_steps": 3},
+        None,
+    ],
+    "initialize_.lr": [0.1, {"lr": "auto", "trial_steps": 3}, {"lr": None, "data": None}],
+    "initialize_.momentum": [0.5, 0],
+    "initialize_.optimizer": ["sgd", "adamw", lambda: SGD],
+    "initialize_.progress": [True, False, lambda: lambda done, planned, name: None],
+    "initialize_.trial_steps": [3, 5],
+    "jacobians": SWITCH,
+    "layers": [None, "0", "*", ["0", "2.weight"], ("2",), {"0"}, lambda: (name for name in ("0", "2"))],
+    "learning_rate": [0.1, 3],
+    "learning_rates": [[0.1, 0.2], (1,), lambda: iter([0.1])],
+    "log_to": ["auto", None, lambda: lambda values, step: None, []],
+    "loss": [LOSS, lambda: lambda output, targets: nn.functional.cross_entropy(output, targets)],
+    "lr": [0.1, 1, None],
+    "max_iterations": [50, 100],
+    "max_measurements": [3, None],
+    "max_overhead": [0.5, 1],
+    "max_sharpening": [1, math.inf],
+    "measure.curvature": ["gauss-newton", "hessian", "both"],
+    "measure.progress": [lambda: lambda state: None, None],
+    "measure_curvature": SWITCH,
+    "model": [lambda: made()],  # anew for each call
+    "momentum": [{"momentum": 0.5, "optimizer": "momentum"}, {"momentum": 0, "optimizer": "sgd"}, None],
+    "network": SWITCH,
+    "assert_sound.network": [{"network": False, "lr": None}, True],
+    "optimizer": ["sgd", "adamw", lambda: SGD, lambda: lambda parameters: SGD(parameters, lr=0.1)],
+    "path": [{"path": "curve.jsonl"}, Path("curve.jsonl"), None],
+    "load.path": [save_report],
+    "plan": SWITCH,
+    "precision": ["auto", "full", "tf32", "bf16"],
+    "assert_sound.precision": ["auto", "full", "tf32", {"precision": "bf16", "tolerance": 0.2}],
+    "progress": SWITCH,
+    "assert_sound.progress": [lambda: lambda state: None, None],
+    "reduction": ["auto", "mean"],
+    "report": [True, False, None],
+    "residual": ["plain", "scaled", "small"],
+    "resume": [{"resume": True, "path": "curve.jsonl"}, False],
+    "rule": [{"rule": "layers", "optimizer": "sgd"}, "network"],
+    "sample": [inputs(), None],
+    "apply_scheme_, lsuv.sample": [inputs()],
+    "scaling": ["auto", "all", "last", "small-output"],
+    "scheme": ["he", "orthogonal", "forward"],
+    "schemes": ["he", ["default", "lsuv+warmup"], {"mine": write_ones}, lambda: iter(["he"])],
+    "seed": [0, 7],
+    "seeds": [1, [3], range(1)],
+    "stds": [[0.1, 0.2], lambda: iter([0.1])],
+    "steps": [10, 12],
+    "strict": SWITCH,
+    "target": [{"target": 1.0, "lr": None, "data": None}, None],
+    "task": ["auto", "classification"],
+    "times_stable": [1000, 4.0],
+    "tolerance": [1e-2, 0.05],
+    "top": [0, 2],
+    "trace": SWITCH,
+    "trial_steps": [0, 5],
+    "warn": SWITCH,
+    "weight_decay": [0, 0.01, None],
+    "workers": [1, None],
+}
+UNKNOWN, NUMBER, PAIRS = (
+    "nonsense",
+    [-1.0, math.nan, math.inf, "0.1"],
+    [3, None, inputs(), {"x": inputs()}, []],
+)
+WHOLE, BOOL = [-1, 1.5, "2", True], [1, "yes", None, torch.ones(2)]
+OPTIMIZERS: list[Any] = [UNKNOWN, 0.1, nn.Linear(2, 2), takes_nothing, [SGD]]
+# What is refused, beside a `Strange()`, by every option.
+WRONG: dict[str, list[Any]] = {
+    "activation": [UNKNOWN, 3, None],
+    "at_start": BOOL,
+    "backward": BOOL,
+    "batch": [*PAIRS, (inputs(), labels(5)), (inputs() / 0, labels()), (inputs(),) * 3],
+    "logits_problem.batch": PAIRS,
+    "batch_size": [*WHOLE, 0, 7],
+    "betas": [{"betas": betas, "optimizer": "adam"} for betas in ((0.9, 1.5), (0.9,), 0.9, ("a", "b"))],
+    "biases": [UNKNOWN, None, True],
+    "build": [network(), 3, None, write_ones],
+    "check": BOOL,
+    "compare.optimizer": [*OPTIMIZERS, lambda: SGD(network().parameters(), lr=0.1)],
+    "sweep.warmup": [*WHOLE, 0, 11],
+    "compare.warmup": [{"warmup": 3}, {"warmup": 11, "schemes": ["he+warmup"]}, -1],
+    "curvature": [UNKNOWN, "gauss_newton", None, "both"],
+    "data": [3, inputs(), [], [3], (inputs(), labels(5)), "data"],
+    "density": BOOL,
+    "device": [UNKNOWN, -7, 2**70, "cuda:99"],
+    "diagnostics": BOOL,
+    "directions": [
+        UNKNOWN,
+        None,
+        {},
+        {"5": inputs()},
+        {"0": torch.ones(3)},
+        {"0": math.nan * torch.ones(5, 4)},
+    ],
+    "distributed": [UNKNOWN, True, 2],
+    "distribution": [UNKNOWN, 3, {"distribution": "uniform", "scheme": "orthogonal"}],
+    "draws": [*WHOLE, 0, {"draws": 2, "directions": "gradient"}],
+    "dropout": [UNKNOWN, None, True],
+    "apply_scheme_.dropout": BOOL,
+    "dry_run": BOOL,
+    "dtype": [torch.float16, "float64", float],
+    "each_layer": BOOL,
+    "eps": [{"eps": eps, "optimizer": "adam"} for eps in NUMBER],
+    "estimator": [UNKNOWN, None, {"estimator": "gram", "curvature": "hessian"}],
+    "every": [*WHOLE, 0],
+    "executor": [{"executor": 3, "workers": None}, {"executor": ThreadPoolExecutor(1), "workers": 1}],
+    "folder": [3, b"folder"],
+    "forward": [3, takes_nothing, network(), lambda: lambda x: x],
+    "frobenius": BOOL,
+    "gains": [3, torch.ones(2), {"gains": {"0": 1.0}, "scheme": "lecun"}],
+    "generator": [3, "cpu"],
+    "initialize_.data": [3, inputs(), [], [3], {"data": batch(), "lr": None}],
+    "initialize_.lr": [*NUMBER[:3], "best", 0],
+    "initialize_.momentum": [1.0, -0.1, "0.9", None],
+    "initialize_.optimizer": [*OPTIMIZERS, lambda: SGD(network().parameters(), lr=0.1)],
+    "initialize_.progress": [3, "yes", takes_nothing],
+    "initialize_.trial_steps": [*WHOLE, 2],
+    "jacobians": BOOL,
+    "layers": ["5", [], [3], ["0", None], 3, True, torch.tensor(0.5), ""],
+    "learning_rate": [*NUMBER, 0, [0.1]],
+    "learning_rates": [0.1, [], "0.1", [0.1, 0.1], [-0.1], [None], torch.tensor(0.1)],
+    "log_to": [3, "wandb", [3]],
+    "loss": [3, None, nn.MSELoss, takes_nothing, lambda: lambda output: output.sum(), "mse"],
+    "lr": [*NUMBER, 0, [0.1]],
+    "max_iterations": [*WHOLE, 0],
+    "max_measurements": [*WHOLE, 0],
+    "max_overhead": [*NUMBER, 0, 1.5],
+    "max_sharpening": [0.5, math.nan, "2"],
+    "measure.curvature": [UNKNOWN, None],
+    "measure.progress": [True, 3, takes_nothing],
+    "measure_curvature": BOOL,
+    "model": [3, None, nn.Linear, takes_nothing],
+    "momentum": [{"momentum": value, "optimizer": "momentum"} for value in (1.0, -0.1, "0.9")]
+    + [0.9, {"momentum": 0.9, "optimizer": "adam"}, {"momentum": torch.ones(2), "optimizer": "sgd"}],
+    "network": BOOL,
+    "assert_sound.network": [*BOOL, {"network": False, "lr": 0.1}],
+    "optimizer": [*OPTIMIZERS, lambda: SGD(network().parameters(), lr=0.1)],
+    "path": [3, b"curve", ""],
+    "load.path": [3, None, b"report", ["report.json"]],
+    "plan": BOOL,
+    "precision": [UNKNOWN, 16, None, torch.bfloat16],
+    "progress": [1, "yes", None],
+    "assert_sound.progress": [True, 3, takes_nothing],
+    "reduction": [UNKNOWN, "none", None],
+    "report": ["yes", 1],
+    "residual": [UNKNOWN, None],
+    "resume": [*BOOL, {"resume": True, "path": None}],
+    "rule": [UNKNOWN, None],
+    "apply_scheme_, lsuv.sample": [None],
+    "scaling": [UNKNOWN, None],
+    "scheme": [UNKNOWN, None, 3],
+    "schemes": [UNKNOWN, [], {}, [UNKNOWN], [None], 3, torch.ones(2), ["he", "he"], {3: write_ones}],
+    "seed": WHOLE,
+    "seeds": [*WHOLE, 0, [], [0, 0], [-1], ["0"], torch.tensor(1.0)],
+    "stds": [0.1, [], "0.1", [0.1, 0.1], [-0.1], [None]],
+    "steps": [*WHOLE, 9],
+    "strict": BOOL,
+    "target": [{"target": value, "lr": None, "data": None} for value in [*NUMBER, 0]] + [1.0],
+    "task": [UNKNOWN, None],
+    "times_stable": [*NUMBER, 0],
+    "tolerance": [*NUMBER, 0, 1.0],
+    "top": [*WHOLE, 1000],
+    "trace": BOOL,
+    "trial_steps": WHOLE,
+    "warn": BOOL,
+    "weight_decay": [*NUMBER, torch.ones(2), []],
+    "workers": [*WHOLE, 0],
+}
+# A sample goes to the model as it is, whatever it is.
+TAKES_ANYTHING = [("apply_scheme_", "sample"), ("apply_scheme_, lsuv", "sample")]
+
+
+def options_of(name: str) -> list[str]:
+    """The names in the signature; those of **options are in its typed dict, or those of another function."""
+    function = getattr(hessinit, name)
+    found = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            found.append(parameter.name)
+        elif name in PASSES_ON:
+            found += options_of(PASSES_ON[name])
+        else:
+            kind = str(parameter.annotation).removeprefix("Unpack[").removesuffix("]")
+            found += eval(kind, inspect.unwrap(function).__globals__).__annotations__
+    known = list(dict.fromkeys(found))
+    return [option for option in known if (name, option) not in LEFT_OUT]
+
+
+LEFT_OUT = [("assert_sound", "plan"), ("sweep", "schemes"), ("sweep", "learning_rates")]
+FUNCTIONS = [name for name in hessinit.__all__ if inspect.isfunction(getattr(hessinit, name))]
+CASES = [(call, option) for call in CALLS for option in options_of(call.split(",")[0])]
+
+
+def examples(table: dict[str, list[Any]], call: str, option: str) -> list[Any] | None:
+    """Those of this call, else of the function, of the one whose options it has, or of the option."""
+    name = call.split(",")[0]
+    keys = [f"{one}.{option}" for one in (call, name, PASSES_ON.get(name))]
+    return next((table[key] for key in (*keys, option) if key in table), None)
+
+
+def arguments(call: str, option: str, example: Any, build: Callable[[], nn.Module]) -> Given:
+    value = example() if getattr(example, "__name__", "") in ("<lambda>", "save_report") else example
+    own = value if isinstance(value, dict) and option in value else {option: value}
+    names = options_of(call.split(",")[0])
+    given = {"model": build(), "build": build, **CALLS[call], **own}
+    return {name: value for name, value in given.items() if name in names}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@contextmanager
+def alone_in_a_group() -> Iterator[None]:
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_every_function_and_option_has_examples() -> None:
+    assert {call.split(",")[0] for call in CALLS} == set(FUNCTIONS)
+    assert not [case for case in CASES if examples(RIGHT, *case) is None]
+    assert not [case for case in CASES if examples(WRONG, *case) is None and case not in TAKES_ANYTHING]
+    options = {option for _, option in CASES}
+    assert not [key for key in (*RIGHT, *WRONG) if key.split(".")[-1] not in options]
+
+
+@pytest.mark.parametrize(("call", "option"), CASES)
+def test_what_is_right_works(call: str, option: str) -> None:
+    right = examples(RIGHT, call, option)
+    assert right
+    for example in right:
+        given = arguments(call, option, example, made)
+        with (
+            warnings.catch_warnings(),
+            alone_in_a_group() if option == "distributed" else warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore", hessinit.ConvergenceWarning)
+            warnings.simplefilter("ignore", hessinit.EdgeOfStabilityWarning)
+            result = getattr(hessinit, call.split(",")[0])(**given)
+        assert result is not None
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_unknown_option_is_refused_as_python_does(call: str) -> None:
+    name = call.split(",")[0]
+    left_out = [option for function, option in LEFT_OUT if function == name]
+    for option in ["unknown", *left_out]:
+        with pytest.raises(TypeError, match=f"'?{option}('|= is no option)") as refusal:
+            getattr(hessinit, name)(**arguments(call, "unknown", None, untouched), **{option: True})
+        assert not names_internals(str(refusal.value))
+
+
+WAYS_OUT = re.compile(r"must|choose|pass|leave|give|build|scale|exchange|name|takes|are \d", re.IGNORECASE)
+# What a message calls an option, where that is not its name.
+CALLED = {"activation": ["activation"], "batch": ["batch", "inputs"], "data": ["data", "inputs"]}
+
+
+@pytest.mark.parametrize(("call", "option"), [case for case in CASES if case not in TAKES_ANYTHING])
+def test_what_is_wrong_is_refused_before_any_work(call: str, option: str) -> None:
+    faults = []
+    strange = {"executor": Strange(), "workers": None} if option == "executor" else Strange()
+    for example in [*(examples(WRONG, call, option) or ()), strange]:
+        given = arguments(call, option, example, untouched)
+        try:
+            getattr(hessinit, call.split(",")[0])(**given)
+            message = "it was accepted"
+        except hessinit.ProblemError as refusal:
+            message = str(refusal)
+            named = any(word in message for word in CALLED.get(option, [option])) and WAYS_OUT.search(message)
+            told = named and states(given[option], message) and not names_internals(message)
+            message = "" if told else message
+        except Exception as failure:
+            message = repr(failure)
+        faults += [f"{given[option]!r}: {message}"] if message else []
+    assert not faults
+    assert not os.listdir()  # no file was begun
+
+
+def states(value: Any, message: str) -> bool:
+    """Whether the message has the value or its type; of tensors and the like it says other things."""
+    simple = isinstance(value, str | int | float | Strange | None)
+    return not simple or repr(value)[:60] in message or type(value).__name__ in message
+
+
+def names_internals(message: str) -> bool:
+    return bool(internal_names() & set(re.findall(r"\w+", message)))
+
+
+@cache
+def internal_names() -> set[str]:
+    """What is defined in the package under a name that no user knows and that is no plain word."""
+    modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "hessinit"]
+    defined = {
+        name
+        for module in modules
+        for name, one in vars(module).items()
+        if (inspect.isfunction(one) or inspect.isclass(one)) and one.__module__.startswith("hessinit.")
+    }
+    options = {option for _, option in CASES}
+    return {
+        name for name in defined - {*hessinit.__all__} - options if not name.isalpha() or not name.islower()
+    }
