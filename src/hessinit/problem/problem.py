@@ -225,6 +225,10 @@ class Problem:
     def examples(self) -> int:
         return sum(batch.size for batch in self.batches)
 
+    @property
+    def rows(self) -> int:
+        return sum(batch.rows for batch in self.batches)
+
     def _convert(self, place: str, read: Batch) -> Batch:
         inputs = cast(read.inputs, self.dtype, self.device)
         validate.check_finite_inputs(inputs, place)
