@@ -192,6 +192,7 @@ class Problem:
         self.seed = validate.check_whole("seed", seed, at_least=0)
         self.dropout, self.reduction, self.check = dropout, reduction, check
         self.drew, self.precision = False, precision
+        self.is_random = False  # whether anything was ever drawn
         self.batches = tuple(self._convert(place, read) for place, read in read_batches(batch))
         self._names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self._buffers = {id(buffer) for buffer in self.model.buffers()}
@@ -318,6 +319,7 @@ class Problem:
         ):
             result = self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
         self.drew = draws.happened() or self._stand_ins.drew()
+        self.is_random |= self.drew
         if self._in_bf16(dtype) and isinstance(result, Tensor) and result.dtype == torch.bfloat16:
             result = result.float()
         validate.check_output(result, self.forward)
@@ -351,6 +353,7 @@ class Problem:
         ):
             value = self.loss(given, targets)
         self.drew = draws.happened() or stand_ins.drew()
+        self.is_random |= self.drew
         validate.check_loss_value(value)
         if given._version != version:
             raise ProblemError(
