@@ -34,10 +34,10 @@ def batch(examples: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
 
 def raise_from(call: int, error: BaseException) -> Callable[[], None]:
     """Raises `error` at its `call`-th call and from then on, counted where measuring does not put it back."""
-    calls = itertools.count(1)
+    calls = itertools.count(1).__next__
 
     def count() -> None:
-        if next(calls) >= call:
+        if calls() >= call:
             raise error
 
     return count

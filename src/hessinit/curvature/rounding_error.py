@@ -131,14 +131,15 @@ def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Dif
 
 def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     problem, single = evaluation.problem, _product(evaluation, curvature)
-    if not problem.is_random:  # torch draws other numbers in float64: that would be another function
+    if not problem.drew:  # torch draws other numbers in float64: that would be another function
         with contextlib.suppress(Exception):  # a forward that supports float32 only
             return single, _product(evaluate_at(evaluation), curvature)
     # Move the weights in their last digit instead.
     weights = weights_in(problem, problem.dtype)
     for name, leaf in problem.leaves.items():
-        digit = _LAST_DIGIT[problem.precision] * _random(leaf, problem.seed).sign()
-        weights[name] = weights[name] * (1 + digit)
+        weights[name] = weights[name] * (
+            1 + _LAST_DIGIT[problem.precision] * _random(leaf, problem.seed).sign()
+        )
     return single, _product(evaluate_at(evaluation, weights), curvature)
 
 

@@ -23,8 +23,9 @@ def join_shares(ranks: Ranks, evaluations: Sequence[Evaluation]) -> dict[str, An
     problem, moments = evaluations[0].problem, evaluations[0].moments
     coupled = next(filter(None, map(_coupling, evaluations)), "")
     loss = sum(one.loss_value * one.weight for one in evaluations)
-    sizes = (problem.examples, problem.rows)
-    own = (coupled, find_reduction(evaluations), *sizes, loss, len(evaluations), moments)
+    own = (
+        coupled, find_reduction(evaluations), problem.examples, problem.rows, loss, len(evaluations), moments,
+    )  # fmt: skip
     reasons, reductions, sizes, rows, losses, batches, uses = zip(*ranks.exchange(own), strict=True)
     way = 'pass the whole batch on every rank, with distributed="layers"'
     if any(reasons):

@@ -27,8 +27,8 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
     for who, end in (("the forward", output), ("the loss", loss)):
         if (name := _first_of(graph_nodes(end.grad_fn), own)) is not None:
             raise ProblemError(
-                f"{who} reaches {name} by a way that cannot be followed (an attribute of a class, a variable "
-                "of another module, an earlier view, TorchScript), so that its derivative would be missing. "
+                f"{who} reaches {name} by a way that cannot be followed (a variable of another module, an "
+                "earlier view, TorchScript), so that its derivative would be missing. "
                 "Keep the weight in an attribute of the model, and make views of it inside the forward."
             )
     after = list(graph_nodes(loss.grad_fn, stop=output.grad_fn))
@@ -139,9 +139,9 @@ def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Te
             raise ProblemError(
                 "the loss changes from call to call on the same output, so there is no single Hessian: it "
                 'draws random numbers (dropout="freeze" keeps one draw), keeps a state where none is looked '
-                "for (in an attribute of a class, say), or reads what the forward leaves in an attribute of "
-                "the model. Make it a function of its two arguments; with forward= the model can give it "
-                "more columns of output."
+                "for (in a variable of another module, say), or reads what the forward leaves in an "
+                "attribute of the model. Make it a function of its two arguments; with forward= the model "
+                "can give it more columns of output."
             )
 
 

@@ -192,7 +192,6 @@ class Problem:
         self.seed = validate.check_whole("seed", seed, at_least=0)
         self.dropout, self.reduction, self.check = dropout, reduction, check
         self.drew, self.precision = False, precision
-        self.is_random = False  # whether anything was ever drawn
         self.batches = tuple(self._convert(place, read) for place, read in read_batches(batch))
         self._names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self._buffers = {id(buffer) for buffer in self.model.buffers()}
@@ -249,7 +248,7 @@ class Problem:
     def output(
         self, batch: Batch, *, draw: int = 0, weights: Mapping[str, Tensor] | None = None, plain: bool = False
     ) -> Tensor:
-        """The output as a function of `leaves`; `draw` seeds it, and `drew` says whether anything was drawn.
+        """The output as a function of `leaves`; `draw` seeds it; `drew` says whether anything was ever drawn.
 
         `weights` replace leaves and constants, and set the dtype; `plain` runs without `Substitutes`.
         """
@@ -260,7 +259,7 @@ class Problem:
     def output_and_loss(
         self, batch: Batch, inspect: Callable[[Tensor], None]
     ) -> tuple[Tensor, Tensor, bool, bool]:
-        """Both of one call, as in training, and whether each drew; `inspect` may refuse the output."""
+        """Both of one call, as in training, and whether the forward and both drew; `inspect` may refuse."""
         weights = self._own_weights()
         with self._with_model(weights, 0):
             output = self._call_model(batch, 0, weights, plain=False)
@@ -318,8 +317,7 @@ class Problem:
             torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16(dtype)),
         ):
             result = self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
-        self.drew = draws.happened() or self._stand_ins.drew()
-        self.is_random |= self.drew
+        self.drew |= draws.happened() or self._stand_ins.drew()
         if self._in_bf16(dtype) and isinstance(result, Tensor) and result.dtype == torch.bfloat16:
             result = result.float()
         validate.check_output(result, self.forward)
@@ -352,8 +350,7 @@ class Problem:
             explained_loss(output, batch.targets),
         ):
             value = self.loss(given, targets)
-        self.drew = draws.happened() or stand_ins.drew()
-        self.is_random |= self.drew
+        self.drew |= draws.happened() or stand_ins.drew()
         validate.check_loss_value(value)
         if given._version != version:
             raise ProblemError(
