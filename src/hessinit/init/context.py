@@ -167,13 +167,14 @@ def _joined(trace: Trace, step: Step, branches: list[Context]) -> Context:
     sizes = [1.0 if None in shapes else float(math.prod(shape or ())) for shape in shapes]
     pairs = [(size, branch) for size, branch in zip(sizes, branches, strict=True) if branch.keep]
     passing = sum(size * branch.moment for size, branch in pairs)
-    # Infinite second moments leave the question open; their gain is refused.
-    dropped = sum(size * branch.moment / branch.keep for size, branch in pairs)
     words = dict.fromkeys(branch.words or branch.end for branch in branches)
     return Context(
         words=f"{step.name} of {' and '.join(words)}",
         moment=passing / sum(sizes),
-        keep=passing / dropped if 0 < passing < math.inf else float(bool(pairs)),
+        # Where second moments are infinite, it is left open: their gain is refused.
+        keep=passing / sum(size * branch.moment / branch.keep for size, branch in pairs)
+        if 0 < passing < math.inf
+        else float(bool(pairs)),
         dropout_active=any(branch.dropout_active for branch in branches),
         end="unknown" if any(branch.end == "unknown" for branch in branches) else "cat",
         trouble=next((branch.trouble for branch in branches if branch.trouble), ""),

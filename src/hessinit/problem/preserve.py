@@ -97,24 +97,15 @@ _ATOMS = (*_VALUES, Tensor, numpy.ndarray, types.ModuleType, torch.jit.ScriptMod
 _TABLES = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
 # What belongs to training, not to the function that is measured: data, moments, loggers.
 _FOREIGN = (Dataset, DataLoader, Sampler, torch.optim.Optimizer)
-# Some objects of the standard library keep the user's data, such as UserDict, local and ContextVar.
-_KEEPING = {
-    "argparse",
-    "collections",
-    "functools",
-    "types",
-    "weakref",
-    "_weakrefset",
-    "_thread",
-    "_contextvars",
-}
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "lightning", "pytorch_lightning"}
-_FOREIGN_PACKAGES = _LIBRARIES - _KEEPING
+# Some objects of the standard library keep the user's data, such as UserDict, local and ContextVar.
+_FOREIGN_PACKAGES = _LIBRARIES - {
+    "argparse", "collections", "functools", "types", "weakref", "_weakrefset", "_thread", "_contextvars",
+}  # fmt: skip
 _CONTAINERS = (list, dict, set, deque)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.CellType, functools.partial)
-# Entries are exchanged in these only: some subclasses, such as the outputs of Transformers, refuse it.
 _CELLS = (types.CellType, contextvars.ContextVar)
-_HELD = (*_CONTAINERS, *_CELLS, type, types.FunctionType)
+# Entries are exchanged in these only: some subclasses, such as the outputs of Transformers, refuse it.
 _EXCHANGED = {list, dict, OrderedDict, defaultdict, deque, *_CELLS, types.FunctionType}
 _ARRAYS = (numpy.ndarray, bytearray, array.array)
 _CACHE = type(functools.lru_cache(len))
@@ -131,16 +122,23 @@ class UserState:
         known: dict[int, Any] = {} if beside is None else beside._known
         found, self.meets_it = _reachable(roots, _belongs_to_the_function, known)
         self._known: dict[int, Any] = {**known, **found}
-        if unset := [one for one in found.values() if isinstance(one, _CELLS) and not _held(one)]:
+        if unset := [
+            one for one in found.values() if isinstance(one, contextvars.ContextVar) and not _held(one)
+        ]:
             raise ProblemError(
                 f"the ContextVar {unset[0].name!r} has no value, and one that is set cannot be taken back. "
                 "Set it before, or give it a default."
             )
-        self._holders = [_Holder(one) for one in found.values() if isinstance(one, _HELD)]
+        self._holders = [
+            _Holder(one)
+            for one in found.values()
+            if isinstance(one, (*_CONTAINERS, *_CELLS, type, types.FunctionType))
+        ]
         self._holders += [
-            _Holder(one.__globals__, [name for name in _names(one) if name in one.__globals__])
+            _Holder(namespace, names)
             for one in found.values()
             if isinstance(one, types.FunctionType)
+            for namespace, names in _namespaces(one)
         ]
         # Backward hooks belong to training, and may change the derivatives that they see: they are off.
         modules = [vars(one) for one in found.values() if isinstance(one, nn.Module)]
@@ -417,7 +415,7 @@ def _contents(one: Any) -> list[Any]:
         return [one.func, *one.args, one.keywords]
     if isinstance(one, types.FunctionType):
         cells = [cell for cell in one.__closure__ or () if _held(cell)]
-        used = [one.__globals__.get(name) for name in _names(one)]
+        used = [namespace[name] for namespace, names in _namespaces(one) for name in names]
         return [*cells, *(one.__defaults__ or ()), one.__kwdefaults__, one.__dict__, *used]
     if isinstance(one, _CELLS):
         return _held(one)
@@ -449,6 +447,17 @@ def _methods(kind: type) -> Iterator[types.FunctionType]:
         if isinstance(function, types.FunctionType):
             yield function
             names += [other for other in _names(function) if other not in names]
+
+
+def _namespaces(function: types.FunctionType) -> list[tuple[dict[str, Any], list[str]]]:
+    """The global variables, and those of the user's modules among them, with the names that it uses there."""
+    names = _names(function)
+    modules = [
+        vars(one)
+        for one in map(function.__globals__.get, names)
+        if isinstance(one, types.ModuleType) and one.__name__.partition(".")[0] not in _LIBRARIES
+    ]
+    return [(one, [name for name in names if name in one]) for one in (function.__globals__, *modules)]
 
 
 def _names(function: types.FunctionType) -> list[str]:

@@ -256,17 +256,14 @@ class Problem:
         with self._with_model(weights, draw):
             return self._call_model(batch, draw, weights, plain)
 
-    def output_and_loss(
-        self, batch: Batch, inspect: Callable[[Tensor], None]
-    ) -> tuple[Tensor, Tensor, bool, bool]:
-        """Both of one call, as in training, and whether the forward and both drew; `inspect` may refuse."""
+    def output_and_loss(self, batch: Batch, inspect: Callable[[Tensor], None]) -> tuple[Tensor, Tensor]:
+        """Both of one call, as in training; `inspect` may refuse the output."""
         weights = self._own_weights()
         with self._with_model(weights, 0):
             output = self._call_model(batch, 0, weights, plain=False)
-            drew = self.drew
             inspect(output)
             loss = self._call_loss(output, batch, 0)
-        return output, loss, drew, self.drew
+        return output, loss
 
     def output_and_gradients(
         self, batch: Batch, weights: Mapping[str, Tensor], names: Sequence[str]
