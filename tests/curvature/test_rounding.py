@@ -141,3 +141,18 @@ def test_errors_of_many_weights_cancel_in_an_eigenvalue_and_those_of_few_do_not(
     assert difference(one * 1e200, one * 1e200).judge().relative == math.inf
     assert difference(one, one * 1e-3).judge().is_all
     assert difference(0 * one, 0 * one).judge().relative == 0
+
+
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_frozen_noise_is_not_taken_for_rounding(curvature: str) -> None:
+    noisy = Calling(lambda net, x: net[2](torch.tanh((hidden := net[0](x)) + torch.randn_like(hidden))))
+    options: dict[str, Any] = {"curvature": curvature, "dropout": "freeze"}
+    found = hessinit.measure(noisy, LOSS, batch(), **options)
+    assert found.converged
+    assert any("frozen to one draw" in note for note in found.notes)
+    kept = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).double()
+    same = Calling(lambda net, x: net[2](torch.tanh(net[0](x) + kept)))
+    truth = hessinit.measure(same, LOSS, batch(), **options, **DOUBLE)
+    assert not any("frozen to one draw" in note for note in truth.notes)
+    for row, true in zip((*found, found.network), (*truth, truth.network), strict=True):
+        assert abs(row.norm - true.norm) <= row.error < 2e-3 * row.norm

@@ -303,6 +303,27 @@ def test_bad_input_is_refused(message: str, build: Any, scheme: str, options: di
         apply_scheme_(build(), scheme, **options)
 
 
+class Joined(nn.Module):
+    """Two branches, concatenated; the first is worked on by `function`."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(12, 3)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.cat([self.function(self.one(x)), self.two(x)], 1))
+
+
+def test_a_dropout_of_one_is_blamed_only_where_nothing_passes() -> None:
+    # Of the 12 inputs only the 6 of the second branch hold something.
+    closed = apply_scheme_(Joined(nn.Dropout(1.0)), "he", sample=torch.randn(8, 4))
+    assert closed["out"].std[0] ** 2 == pytest.approx(1 / 6)
+    # 1/z has no second moment; no dropout is to blame.
+    with pytest.raises(ProblemError, match="reciprocal before out is not elementwise, or not finite"):
+        apply_scheme_(Joined(torch.reciprocal), "he", sample=torch.randn(8, 4))
+
+
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_a_zero_fan_is_refused_and_what_has_a_way_out_is_not() -> None:
     with pytest.raises(ProblemError, match=r"0 has shape \(0, 4\): a fan is zero"):

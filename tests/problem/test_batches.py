@@ -146,6 +146,31 @@ def test_short_batches_of_flattened_positions_count_by_examples(reduction: str) 
     assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
 
 
+class TimeFirst(nn.Module):
+    """A recurrent network, position by position: rows of logits, as flat targets want them, or (T, N, C)."""
+
+    def __init__(self, flat: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.flat, self.body, self.head = flat, nn.LSTM(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.head(self.body(x)[0])
+        return found.flatten(0, 1) if self.flat else found
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_time_first_batches_of_unequal_size_with_flat_targets_count_by_their_rows(flat: bool) -> None:
+    x, y = inputs(5, 8, 4), torch.arange(40).remainder(3).view(5, 8)
+    pieces = [(x[:, :6], y[:, :6].flatten()), (x[:, 6:], y[:, 6:].flatten())]
+    loss = lambda z, t: F.cross_entropy(z.reshape(-1, 3), t)  # noqa: E731
+    options = {**EXACT, "reduction": "mean"}
+    whole, parts = (
+        hessinit.measure(TimeFirst(flat), loss, data, **options) for data in ((x, y.flatten()), pieces)
+    )
+    assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
+
+
 def test_packed_sequences_count_by_examples() -> None:
     model, rows = nn.LSTM(4, 3), [inputs(length) for length in (3, 2, 2)]
     single = [(row.unsqueeze(1), labels(3)[i : i + 1]) for i, row in enumerate(rows)]

@@ -15,16 +15,26 @@ from random_networks import Parts
 from torch import Tensor, nn
 
 import hessinit
+import tiny
 from tiny import LOSS, Net, batch, inputs, labels, network
 
 EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
 SHARED: dict[str, Any] = {}
 
 
-class Slots:
-    """What a class keeps is not looked at."""
+class Shared:
+    """Keeps a weight in an attribute of the class."""
 
-    weight: Tensor
+    weight: Tensor | None = None
+
+
+class Slots:
+    """What an object keeps in slots is not looked at."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
 
 
 # Where a model keeps its weight a second time, and how it is found there.
@@ -38,9 +48,11 @@ WAYS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "by a method": (lambda w: None, lambda kept: pytest.fail("not asked")),
     "in a global": (lambda w: SHARED.update(weight=w), lambda kept: SHARED["weight"]),
     "as a buffer": (lambda w: w, lambda kept: kept),
+    "in a class": (lambda w: setattr(Shared, "weight", w), lambda kept: Shared.weight),
+    "in another module": (lambda w: setattr(tiny, "weight", w), lambda kept: tiny.weight),
 }
 UNSEEN: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
-    "in a class": (lambda w: setattr(Slots, "weight", w), lambda kept: Slots.weight),
+    "in slots": (Slots, lambda kept: kept.weight),
     "as an old view": (lambda w: w.view(-1), lambda kept: kept.view(4, 5)),
 }
 
@@ -103,7 +115,7 @@ def test_a_way_that_cannot_be_followed_is_refused_with_the_weights_name(way: str
 
 def test_a_hidden_way_without_a_gradient_is_refused_too() -> None:
     """A frozen weight leaves no trace in the graph; the finite differences move the user's own parameter."""
-    model = Tied("in a class").requires_grad_(False)
+    model = Tied("in slots").requires_grad_(False)
     with pytest.raises(hessinit.ProblemError, match="is not that of the function that is trained"):
         hessinit.measure(model, LOSS, tied_batch(), layers="embed")
 

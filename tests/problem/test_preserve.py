@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import array
 import contextlib
+import contextvars
 import functools
 import gc
+import itertools
 import random
+import threading
 import weakref
-from collections import deque
-from collections.abc import Callable
+from collections import UserDict, UserList, deque
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,9 +22,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, Subset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset
 
 import hessinit
+import tiny
 from conftest import read_global_torch_state
 from hessinit.problem.batches import read_batches
 from hessinit.problem.double_backward import in_mode
@@ -224,7 +230,118 @@ def test_state_in_objects_containers_tensors_and_globals_is_put_back(fails: bool
     assert model.state() == before
 
 
-def test_a_loss_with_a_state_in_a_closure_is_one_function_and_one_in_a_class_is_refused() -> None:
+class Slots:
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0.0
+
+
+def local(**values: Any) -> threading.local:
+    found = threading.local()
+    vars(found).update(values)
+    return found
+
+
+KEY = Plain()
+# What the standard library has for a state: how it is made, moved by a forward, and read.
+KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "Namespace": (lambda: argparse.Namespace(a=0), lambda it: setattr(it, "a", it.a + 1), vars),
+    "local": (lambda: local(a=0), lambda it: setattr(it, "a", it.a + 1), vars),
+    "UserDict": (lambda: UserDict(a=0), lambda it: it.update(a=it["a"] + 1), dict),
+    "UserList": (lambda: UserList([1]), lambda it: it.append(2), list),
+    "WeakKeyDictionary": (lambda: weakref.WeakKeyDictionary({KEY: 0}), lambda it: it.update({KEY: 1}), dict),
+    "WeakSet": (lambda: weakref.WeakSet([KEY]), lambda it: it.clear(), list),
+    "ContextVar": (lambda: contextvars.ContextVar("a", default=0), lambda it: it.set(1), lambda it: it.get()),
+    "bytearray": (lambda: bytearray(2), lambda it: it.append(1), bytes),
+    "array": (lambda: array.array("d", [0.5]), lambda it: it.append(1.0), list),
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_state_in_objects_of_the_standard_library_is_put_back(kind: str) -> None:
+    make, move, read = KEPT[kind]
+    kept = make()
+    model = Calling(lambda net, x: (move(kept), net(x))[1])
+    before = repr(read(kept))
+    for verb in (hessinit.measure, functools.partial(hessinit.advise, trial_steps=2)):
+        verb(model, LOSS, batch())
+        assert repr(read(kept)) == before
+
+
+def test_a_variable_without_a_value_is_refused_by_its_name() -> None:
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("mode")
+    model = Calling(lambda net, x: (variable.set(1), net(x))[1])
+    with pytest.raises(hessinit.ProblemError, match="ContextVar 'mode' has no value.*give it a default"):
+        hessinit.measure(model, LOSS, batch())
+    with pytest.raises(LookupError):
+        variable.get()
+
+
+@pytest.mark.parametrize("make", [itertools.count, lambda: iter(range(9)), lambda: (one for one in range(9))])
+def test_an_iterator_is_refused_where_it_is_read_and_not_used_up(make: Callable[[], Iterator[int]]) -> None:
+    unread, kept = make(), make()
+    model = Calling(lambda net, x: net(x) + 0 * (unread is None))
+    assert hessinit.measure(model, LOSS, batch()).converged
+    reading = Calling(lambda net, x: net(x) + 0 * next(kept))
+    for verb in (hessinit.measure, hessinit.advise):
+        with pytest.raises(hessinit.ProblemError, match=f"read a {type(kept).__name__}, and what it has"):
+            verb(reading, LOSS, batch())
+    assert next(kept) == 0
+
+
+class Rotary(nn.Module):
+    """Keeps tables by their length alone: one that is made in another precision would stay."""
+
+    kept: dict[int, torch.Tensor] = {}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    @functools.lru_cache(maxsize=None)  # noqa: B019, UP033
+    def angles(self, length: int) -> torch.Tensor:
+        return table(length, self.inner.weight.dtype).cos()
+
+    def scales(self, length: int) -> torch.Tensor:
+        if length not in self.kept:
+            self.kept[length] = torch.ones(length, 4).to(self.inner.weight)
+        scales = self.kept[length] * SCALES.setdefault(length, torch.ones(4).to(self.inner.weight))
+        return scales * tiny.ones(4, self.inner.weight.dtype)
+
+    @functools.lru_cache(maxsize=None)  # noqa: B019, UP033
+    def unit(self) -> torch.Tensor:
+        return F.normalize(self.inner.weight, dim=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tables = self.angles(x.shape[1]) * self.scales(x.shape[1])
+        return self.last(F.linear(x, self.unit()) * tables).mean(1)
+
+
+SCALES: dict[int, torch.Tensor] = {}
+
+
+@functools.lru_cache(maxsize=None)  # noqa: UP033
+def table(length: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.arange(length).to(dtype)[:, None].expand(length, 4)
+
+
+@each_curvature
+def test_what_is_cached_while_measuring_does_not_reach_training(curvature: str) -> None:
+    model, data = Rotary().bfloat16(), (torch.randn(6, 5, 4).bfloat16(), labels())
+    report = hessinit.measure(model, LOSS, data, curvature=curvature)
+    assert (table.cache_info().currsize, tiny.ones.cache_info().currsize) == (0, 0)
+    assert (Rotary.kept, SCALES) == ({}, {})
+    LOSS(model(data[0]), data[1]).backward()  # in bfloat16, and the cached weight is the model's own
+    assert model.inner.weight.grad is not None
+    wide = Rotary().bfloat16().float()
+    same = hessinit.measure(wide, LOSS, (data[0].float(), data[1]), curvature=curvature)
+    assert report.network.norm == pytest.approx(same.network.norm, rel=1e-5)
+    Rotary.kept.clear(), SCALES.clear(), table.cache_clear(), tiny.ones.cache_clear()
+
+
+def test_a_loss_with_a_state_in_a_closure_or_a_class_is_one_function_and_elsewhere_it_is_refused() -> None:
     state = {"average": 1.0}
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -236,17 +353,20 @@ def test_a_loss_with_a_state_in_a_closure_is_one_function_and_one_in_a_class_is_
     assert report["2"].gap == pytest.approx(1.0, rel=1e-5)  # exact: the last layer is linear
     assert report.network.norm == pytest.approx(plain.network.norm / 2.5, rel=1e-4)
 
-    class Hidden:
+    class Kept:
         calls = 0.0
 
-    def growing(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        Hidden.calls += 1
-        return F.cross_entropy(output, target) * Hidden.calls
+    def growing(output: torch.Tensor, target: torch.Tensor, place: Any = Kept) -> torch.Tensor:
+        place.calls += 1
+        return F.cross_entropy(output, target) * place.calls
 
-    with pytest.raises(
-        hessinit.ProblemError, match="loss changes from call to call.*an attribute of a class"
-    ):
-        hessinit.measure(network(), growing, batch())
+    report = hessinit.measure(network(), growing, batch(), curvature="both")
+    assert Kept.calls == 0
+    assert report.network.norm == pytest.approx(plain.network.norm, rel=1e-4)
+    slots = Slots()
+    hidden = lambda output, target: growing(output, target, slots)  # noqa: E731
+    with pytest.raises(hessinit.ProblemError, match="loss changes from call to call.*in __slots__"):
+        hessinit.measure(network(), hidden, batch())
 
 
 def test_inputs_targets_and_the_state_of_a_loss_are_not_written_to() -> None:
@@ -328,3 +448,58 @@ def test_a_loader_that_training_reads_with_persistent_workers_goes_on_where_it_w
     seen = [next(reading)[0].item()]
     assert [batch.inputs.item() for _, batch in read_batches(loader)] == [0, 1, 2, 3, 4, 5]
     assert [*seen, *(inputs.item() for inputs, _ in reading)] == [0, 1, 2, 3, 4, 5]
+
+
+class Noisy(Dataset[Any], Sampler[int]):
+    """Draws for each example, and counts its epochs."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.epoch = source, 0
+
+    def __len__(self) -> int:
+        return 16
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter(range(16))
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        draws = next(self.source) if isinstance(self.source, Iterator) else self.source.random()
+        return torch.full((4,), float(draws) + index), index % 3
+
+
+RUNS: dict[str, Callable[[DataLoader[Any]], object]] = {
+    "measure": lambda data: hessinit.measure(network(), LOSS, data),
+    "advise": lambda data: hessinit.advise(network(), LOSS, data, trial_steps=2),
+    "initialize_": lambda data: hessinit.initialize_(
+        network(), LOSS, batch(4), lr=0.1, data=data, trial_steps=3, progress=False
+    ),
+    "compare": lambda data: hessinit.compare(
+        network,
+        LOSS,
+        data,
+        schemes=["default"],
+        learning_rates=[0.1],
+        steps=10,
+        seeds=1,
+        workers=1,
+        progress=False,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::hessinit.errors.ConvergenceWarning")
+@pytest.mark.parametrize("verb", RUNS)
+@pytest.mark.parametrize("make", [lambda: random.Random(0), lambda: numpy.random.default_rng(0)])
+def test_generators_and_epochs_of_datasets_and_samplers_go_on_where_they_were(make: Any, verb: str) -> None:
+    data = Noisy(make())
+    RUNS[verb](DataLoader(data, batch_size=4, sampler=data))
+    assert (data.epoch, data.source.random()) == (0, make().random())
+
+
+@pytest.mark.parametrize("verb", RUNS)
+def test_data_that_are_used_up_are_refused(verb: str) -> None:
+    data = Noisy(itertools.count())
+    with pytest.raises(hessinit.ProblemError, match="data read a count.*pass the batches as a list"):
+        RUNS[verb](DataLoader(data, batch_size=4, sampler=data))
+    assert next(data.source) == 0

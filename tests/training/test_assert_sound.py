@@ -117,7 +117,7 @@ def test_a_gradient_that_is_too_small_for_the_rate_is_found_and_adam_does_not_mi
 
 @pytest.mark.parametrize(("start", "sound"), [(8.5, True), (9.5, False)])
 def test_a_loss_far_above_that_of_the_best_constant_output_is_found(start: float, sound: bool) -> None:
-    """With targets of 0 and 2 the best constant output is 1: its losses are 1, what free outputs gain is 1."""
+    """With targets of 0 and 2 the best constant output is 1: its losses are 1, free outputs gain 1."""
     model, loss, (inputs, _) = quadratic()
     model.fc.weight.data.copy_(torch.tensor([[(2 * start) ** 0.5, 2.0]]))
     batch = (inputs, torch.tensor([[0.0], [2.0]], dtype=torch.float64))

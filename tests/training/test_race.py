@@ -380,10 +380,10 @@ class Bomb:
     """Raises at its `fuse`-th call; counts in an object that the race does not put back."""
 
     def __init__(self, fuse: int, error: BaseException) -> None:
-        self.calls, self.fuse, self.error = itertools.count(1), fuse, error
+        self.calls, self.fuse, self.error = itertools.count(1).__next__, fuse, error
 
     def __call__(self, *_: Any) -> None:
-        if next(self.calls) == self.fuse:
+        if self.calls() == self.fuse:
             raise self.error
 
 

@@ -341,7 +341,7 @@ def evaluate(problem: Problem) -> list[Evaluation]:
             'reduction="mean" (batches are averaged over examples) or reduction="sum" (they are added up).'
         )
     for one in evaluations if reduction == "mean" else []:
-        one.weight = one.batch.size / problem.examples
+        one.weight = one.batch.rows / problem.rows
     return evaluations
 
 

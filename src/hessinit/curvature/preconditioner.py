@@ -163,7 +163,7 @@ def gradient_moments(evaluations: Sequence[Evaluation]) -> tuple[Tensor, Tensor,
     factor = float(len(evaluations)) if sums else 1.0
     gradients = [_gradient(one.loss, one) for one in evaluations]
     gradient = _weighted(gradients, [one.weight for one in evaluations])
-    fractions = [one.batch.size / evaluations[0].problem.examples for one in evaluations]
+    fractions = [one.batch.rows / evaluations[0].problem.rows for one in evaluations]
     square = _weighted([(g * factor).square() for g in gradients], fractions)
     noises = [_noise(one, sums) for one in evaluations]
     known = [noise * factor**2 for noise in noises if noise is not None]

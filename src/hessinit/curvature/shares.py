@@ -23,8 +23,10 @@ def join_shares(ranks: Ranks, evaluations: Sequence[Evaluation]) -> dict[str, An
     problem, moments = evaluations[0].problem, evaluations[0].moments
     coupled = next(filter(None, map(_coupling, evaluations)), "")
     loss = sum(one.loss_value * one.weight for one in evaluations)
-    own = (coupled, find_reduction(evaluations), problem.examples, loss, len(evaluations), moments)
-    reasons, reductions, sizes, losses, batches, uses = zip(*ranks.exchange(own), strict=True)
+    own = (
+        coupled, find_reduction(evaluations), problem.examples, problem.rows, loss, len(evaluations), moments,
+    )  # fmt: skip
+    reasons, reductions, sizes, rows, losses, batches, uses = zip(*ranks.exchange(own), strict=True)
     way = 'pass the whole batch on every rank, with distributed="layers"'
     if any(reasons):
         why = f'{max(reasons)}, so a share of them, as in distributed="batch", has another loss'
@@ -32,7 +34,7 @@ def join_shares(ranks: Ranks, evaluations: Sequence[Evaluation]) -> dict[str, An
     if len(known := set(reductions) - {None}) != 1:
         why = "the values of the loss do not tell whether it adds its examples up or averages them"
         raise ProblemError(f'{why}, so how to join the shares. Pass reduction="mean" or "sum", or {way}.')
-    fractions = [size / sum(sizes) if known == {"mean"} else 1.0 for size in sizes]
+    fractions = [count / sum(rows) if known == {"mean"} else 1.0 for count in rows]
     for one in evaluations:
         one.weight *= fractions[ranks.rank]
     for name, moment in moments.items():

@@ -268,8 +268,8 @@ def _gain(name: str, context: trace.Context, side: str, needed: bool, given: flo
         return given if needed and given is not None else 1.0
     if context.trouble:
         raise ProblemError(
-            f"{context.trouble} {side} {name} is not elementwise, so its gain has no closed form; "
-            f"pass gains={{{name!r}: 1.0}} with the gain you want, or scheme='lsuv', which needs none."
+            f"{context.trouble} {side} {name} is not elementwise, or not finite, so its gain has no closed "
+            f"form; pass gains={{{name!r}: 1.0}} with the gain you want, or scheme='lsuv', which needs none."
         )
     if not 0 < context.moment < math.inf:
         what = "E f(z)²" if side == "before" else "E f'(z)²"

@@ -165,14 +165,16 @@ def _joined(trace: Trace, step: Step, branches: list[Context]) -> Context:
     """Concatenated: mean squares average, weighted by the branches' sizes where these are known."""
     shapes = [trace[source].shape for source in step.sources]
     sizes = [1.0 if None in shapes else float(math.prod(shape or ())) for shape in shapes]
-    squares = [size * branch.moment for size, branch in zip(sizes, branches, strict=True)]
-    pairs = zip(squares, branches, strict=True)
-    dropped = sum(one / branch.keep if branch.keep else math.inf for one, branch in pairs)
+    pairs = [(size, branch) for size, branch in zip(sizes, branches, strict=True) if branch.keep]
+    passing = sum(size * branch.moment for size, branch in pairs)
     words = dict.fromkeys(branch.words or branch.end for branch in branches)
     return Context(
         words=f"{step.name} of {' and '.join(words)}",
-        moment=sum(squares) / sum(sizes),
-        keep=sum(squares) / dropped if sum(squares) else 1.0,
+        moment=passing / sum(sizes),
+        # Where second moments are infinite, it is left open: their gain is refused.
+        keep=passing / sum(size * branch.moment / branch.keep for size, branch in pairs)
+        if 0 < passing < math.inf
+        else float(bool(pairs)),
         dropout_active=any(branch.dropout_active for branch in branches),
         end="unknown" if any(branch.end == "unknown" for branch in branches) else "cat",
         trouble=next((branch.trouble for branch in branches if branch.trouble), ""),

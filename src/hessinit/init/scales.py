@@ -165,7 +165,7 @@ class ScaledModel:
             return NOT_FINITE
         with problem.settings():
             found = [_output_statistics(problem, batch) for batch in problem.batches]
-        shares = [batch.size / problem.examples for batch in problem.batches]
+        shares = [batch.rows / problem.rows for batch in problem.batches]
         pairs = list(zip(found, shares, strict=True))
         return OutputStatistics(
             sum(one.loss * weight for one, weight in pairs),

@@ -63,7 +63,7 @@ def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, 
     frozen = [one for one in others if not one.requires_grad and one.ndim >= 2]
     if frozen:
         notes.append(f"{len(frozen)} frozen {'weight was' if len(frozen) == 1 else 'weights were'} left out.")
-    if problem.dropout == "freeze":
+    if problem.dropout == "freeze" and problem.drew:
         notes.append(f"Random layers were frozen to one draw (seed {problem.seed}).")
     return tuple(notes)
 

@@ -65,6 +65,12 @@ class Batch:
     targets: Any
     size: int
 
+    @property
+    def rows(self) -> int:
+        """What a mean loss averages over: the examples, or the rows of targets flattened over positions."""
+        counts = [len(one) for one in tensors_in(self.targets) if one.ndim]
+        return counts[0] if len(counts) == 1 and counts[0] % self.size == 0 else self.size
+
     def take(self, examples: Tensor) -> Batch:
         """Only these examples: every tensor whose first dimension counts the examples is indexed."""
 

@@ -27,8 +27,8 @@ def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
     for who, end in (("the forward", output), ("the loss", loss)):
         if (name := _first_of(graph_nodes(end.grad_fn), own)) is not None:
             raise ProblemError(
-                f"{who} reaches {name} by a way that cannot be followed (an attribute of a class, a variable "
-                "of another module, an earlier view, TorchScript), so that its derivative would be missing. "
+                f"{who} reaches {name} by a way that cannot be followed (an attribute in __slots__, an "
+                "earlier view, TorchScript), so that its derivative would be missing. "
                 "Keep the weight in an attribute of the model, and make views of it inside the forward."
             )
     after = list(graph_nodes(loss.grad_fn, stop=output.grad_fn))
@@ -93,18 +93,16 @@ def check_forward(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor, bool]
     the whole, the forward is deterministic. If not, the examples may just see each other (as in BatchNorm's
     train mode): then a second whole evaluation decides.
     """
-    output, loss, draws_forward, draws_loss = problem.output_and_loss(
-        batch, lambda output: _check_finite_output(problem, batch, output)
-    )
+    output, loss = problem.output_and_loss(batch, lambda output: _check_finite_output(problem, batch, output))
     if not all_finite(loss.detach()):
         bad = sum(int((~torch.isfinite(tensor)).sum()) for tensor in tensors_in(batch.targets))
         cause = f"the targets hold {bad} NaN or inf; clean them" if bad else "check the targets and the loss"
         kind = ProblemError if bad else WeightsError
         raise kind(f"the loss is {loss.item()} though the model's output is finite: {cause}.")
     check_graph(problem, output, loss)
-    _check_loss_repeats(problem, batch, output, loss, draws_loss)
+    _check_loss_repeats(problem, batch, output, loss, problem.drew)
     frozen = problem.dropout == "freeze"
-    return output, loss, not frozen and _check_forward_repeats(problem, batch, output, draws_forward)
+    return output, loss, not frozen and _check_forward_repeats(problem, batch, output, problem.drew)
 
 
 def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws: bool) -> bool:
@@ -139,9 +137,9 @@ def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Te
             raise ProblemError(
                 "the loss changes from call to call on the same output, so there is no single Hessian: it "
                 'draws random numbers (dropout="freeze" keeps one draw), keeps a state where none is looked '
-                "for (in an attribute of a class, say), or reads what the forward leaves in an attribute of "
-                "the model. Make it a function of its two arguments; with forward= the model can give it "
-                "more columns of output."
+                "for (in an attribute in __slots__, say), or reads what the forward leaves in an "
+                "attribute of the model. Make it a function of its two arguments; with forward= the model "
+                "can give it more columns of output."
             )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import contextvars
+import copy
 import functools
+import inspect
 import operator
 import random
 import sys
@@ -11,12 +15,14 @@ import threading
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from hessinit.errors import ProblemError
 
 # Two threads at once would restore each other's state: the user's would be lost.
 _ONE_AT_A_TIME = threading.RLock()
@@ -29,16 +35,21 @@ _ONE_AT_A_TIME = threading.RLock()
 def untouched_random_state(device: torch.device | None = None) -> Iterator[None]:
     """Restore every global generator on exit; reading a DataLoader draws, even without shuffling."""
     with _ONE_AT_A_TIME:
-        generators = _torch_generators(device)
-        states = [generator.get_state() for generator in generators]
-        of_python, of_numpy = random.getstate(), numpy.random.get_state()
+        rewinds = [_rewind(one) for one in (random, numpy.random, *_torch_generators(device))]
         try:
             yield
         finally:
-            random.setstate(of_python)
-            numpy.random.set_state(of_numpy)
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+            for rewind in rewinds:
+                rewind()
+
+
+def _rewind(generator: Any) -> Callable[[], Any]:
+    """A function that takes a generator, or those of a module, back to the present state."""
+    if isinstance(generator, numpy.random.Generator):
+        return functools.partial(setattr, (bits := generator.bit_generator), "state", bits.state)
+    if hasattr(generator, "getstate"):
+        return functools.partial(generator.setstate, generator.getstate())
+    return functools.partial(generator.set_state, generator.get_state())
 
 
 def _torch_generators(device: torch.device | None) -> list[torch.Generator]:
@@ -82,15 +93,22 @@ Convert = Callable[[Tensor], Tensor]
 _MOST_IN_ONE = 1000
 _MOST_OBJECTS = 20_000
 _VALUES = (str, bytes, int, float, complex, type(None))
-_ATOMS = (*_VALUES, Tensor, numpy.ndarray, type, types.ModuleType, torch.jit.ScriptModule)
+_ATOMS = (*_VALUES, Tensor, numpy.ndarray, types.ModuleType, torch.jit.ScriptModule)
 _TABLES = frozenset(nn.Module().__dict__) - {"training", "_parameters", "_buffers", "_modules"}
 # What belongs to training, not to the function that is measured: data, moments, loggers.
-_FOREIGN = (Dataset, DataLoader, torch.optim.Optimizer)
-_FOREIGN_PACKAGES = {*sys.stdlib_module_names, "torch", "numpy", "lightning", "pytorch_lightning"}
+_FOREIGN = (Dataset, DataLoader, Sampler, torch.optim.Optimizer)
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "lightning", "pytorch_lightning"}
+# Some objects of the standard library keep the user's data, such as UserDict, local and ContextVar.
+_FOREIGN_PACKAGES = _LIBRARIES - {
+    "argparse", "collections", "functools", "types", "weakref", "_weakrefset", "_thread", "_contextvars",
+}  # fmt: skip
 _CONTAINERS = (list, dict, set, deque)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.CellType, functools.partial)
+_CELLS = (types.CellType, contextvars.ContextVar)
 # Entries are exchanged in these only: some subclasses, such as the outputs of Transformers, refuse it.
-_EXCHANGED = {list, dict, OrderedDict, defaultdict, deque, types.CellType, types.FunctionType}
+_EXCHANGED = {list, dict, OrderedDict, defaultdict, deque, *_CELLS, types.FunctionType}
+_ARRAYS = (numpy.ndarray, bytearray, array.array)
+_CACHE = type(functools.lru_cache(len))
 _GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState)
 _all_modules = torch.nn.modules.module
 _HOOKS_OF_ALL: list[Any] = [_all_modules._global_backward_hooks, _all_modules._global_backward_pre_hooks]
@@ -104,10 +122,24 @@ class UserState:
         known: dict[int, Any] = {} if beside is None else beside._known
         found, self.meets_it = _reachable(roots, _belongs_to_the_function, known)
         self._known: dict[int, Any] = {**known, **found}
-        stores = [one for one in found.values() if isinstance(one, (*_CONTAINERS, types.CellType))]
-        functions = [one for one in found.values() if isinstance(one, types.FunctionType)]
-        self._holders = [_Holder(one) for one in (*stores, *functions)]
-        self._holders += [_Holder(one.__globals__, _global_names(one)) for one in functions]
+        if unset := [
+            one for one in found.values() if isinstance(one, contextvars.ContextVar) and not _held(one)
+        ]:
+            raise ProblemError(
+                f"the ContextVar {unset[0].name!r} has no value, and one that is set cannot be taken back. "
+                "Set it before, or give it a default."
+            )
+        self._holders = [
+            _Holder(one)
+            for one in found.values()
+            if isinstance(one, (*_CONTAINERS, *_CELLS, type, types.FunctionType))
+        ]
+        self._holders += [
+            _Holder(namespace, names)
+            for one in found.values()
+            if isinstance(one, types.FunctionType)
+            for namespace, names in _namespaces(one)
+        ]
         # Backward hooks belong to training, and may change the derivatives that they see: they are off.
         modules = [vars(one) for one in found.values() if isinstance(one, nn.Module)]
         hooks = [module[kind] for module in modules for kind in ("_backward_hooks", "_backward_pre_hooks")]
@@ -204,7 +236,7 @@ class StandIns:
         self._made: dict[int, Any] = {}
         self._twins: list[tuple[Any, Any]] = []
 
-    def stand_in(self, value: Any) -> Any:
+    def __call__(self, value: Any) -> Any:
         if id(value) not in self._made:
             self._made[id(value)] = self._make(value)
         return self._made[id(value)]
@@ -215,10 +247,14 @@ class StandIns:
     def _make(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._convert(value)
-        if isinstance(value, numpy.ndarray):
-            return value.copy()
+        if isinstance(value, _ARRAYS):
+            return copy.copy(value)
+        if isinstance(value, _CACHE):  # what it keeps of these weights, in this precision, goes with it
+            return functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
+        if _is_iterator(value):
+            return map(_refuse_reading, [value])
         if isinstance(value, tuple):
-            entries = [self.stand_in(entry) if _needs_stand_in(entry) else entry for entry in value]
+            entries = [self(entry) if _needs_stand_in(entry) else entry for entry in value]
             return type(value)(*entries) if hasattr(value, "_fields") else tuple(entries)
         stand_in, twin = _seeded(value, self._seed), _seeded(value, self._seed)
         self._twins.append((stand_in, twin))
@@ -226,19 +262,19 @@ class StandIns:
 
 
 class _Holder:
-    """A container, an object's `__dict__`, a cell, a function's defaults or globals, and what it holds."""
+    """A container, an object's `__dict__`, a cell, a class, a function's defaults or globals; its content."""
 
     def __init__(self, store: Any, names: list[str] | None = None) -> None:
-        self.store, self._names = store, names
+        self.store, self._names = store, _state_names(store) if isinstance(store, type) else names
         self._keys, self._values = map(list, self._read())
-        exchanged = enumerate(self._values) if type(store) in _EXCHANGED else ()
+        exchanged = enumerate(self._values if isinstance(store, type) or type(store) in _EXCHANGED else ())
         self._places = [place for place, value in exchanged if _needs_stand_in(value)]
 
-    def exchange(self, stand_ins: StandIns) -> None:
+    def exchange(self, stand_in: Callable[[Any], Any]) -> None:
         if self._places:
             values = list(self._values)
             for place in self._places:
-                values[place] = stand_ins.stand_in(values[place])
+                values[place] = stand_in(values[place])
             self._write(values)
 
     def restore(self) -> None:
@@ -247,18 +283,23 @@ class _Holder:
             self._write(self._values)
 
     def _read(self) -> tuple[Collection[Any], Collection[Any]]:
-        one = self.store
-        if isinstance(one, dict):
+        one = vars(self.store) if isinstance(self.store, type) else self.store
+        if isinstance(one, (dict, types.MappingProxyType)):
             names = self._names
             return (one, one.values()) if names is None else (names, [one.get(name) for name in names])
-        if isinstance(one, types.CellType):
-            return [], _cell_contents(one)
+        if isinstance(one, _CELLS):
+            return [], _held(one)
         return [], list((one.__defaults__ or ()) if isinstance(one, types.FunctionType) else one)
 
     def _write(self, values: list[Any]) -> None:
         one = self.store
         if isinstance(one, types.CellType):
             one.cell_contents = values[0]
+        elif isinstance(one, contextvars.ContextVar):
+            one.set(values[0])
+        elif isinstance(one, type):
+            for name, value in zip(self._keys, values, strict=True):
+                setattr(one, name, value)
         elif isinstance(one, types.FunctionType):
             one.__defaults__ = tuple(values)
         elif isinstance(one, dict):
@@ -282,7 +323,23 @@ def _needs_stand_in(value: Any) -> bool:
     if isinstance(value, tuple) and type(value).__module__ != "torch":  # torch.Size and what torch returns
         return len(value) <= _MOST_IN_ONE and any(map(_needs_stand_in, value))
     # Not what is derived from Random: that of the system has no seed.
-    return isinstance(value, (Tensor, numpy.ndarray, *_GENERATORS)) or type(value) is random.Random
+    return (
+        isinstance(value, (Tensor, *_ARRAYS, *_GENERATORS, _CACHE))
+        or type(value) is random.Random
+        or _is_iterator(value)
+    )
+
+
+def _is_iterator(value: Any) -> bool:
+    return hasattr(type(value), "__next__") and type(value).__module__ in ("builtins", "itertools")
+
+
+def _refuse_reading(iterator: Any) -> None:
+    raise ProblemError(
+        f"the forward, the loss or the data read a {type(iterator).__name__}, and what it has given cannot "
+        "be put back: training would miss it. Keep a list or a number in its place, or pass the batches as "
+        "a list."
+    )
 
 
 def _seeded(generator: Any, seed: int) -> Any:
@@ -303,22 +360,24 @@ def _draw(generator: Any) -> float:
 
 @contextlib.contextmanager
 def untouched_sources(*sources: Any) -> Iterator[None]:
-    """Restore torch's generators in datasets, loaders, samplers and collators on exit, nothing else."""
-    inside = _reachable(sources, lambda one: True, {})[0].values()
-    generators = [one for one in inside if isinstance(one, torch.Generator)]
-    states = [generator.get_state() for generator in generators]
-    # With persistent workers all loops share one iterator: ours would use up that of training.
-    loaders: list[Any] = [one for one in inside if isinstance(one, DataLoader)]
-    iterators = [loader._iterator for loader in loaders]
+    """Restore the generators and attributes of datasets, loaders, samplers and collators on exit."""
+    inside = _reachable(sources, lambda one: not isinstance(one, type), {})[0].values()
+    rewinds = [_rewind(one) for one in inside if isinstance(one, _GENERATORS) or type(one) is random.Random]
+    holders = [
+        _Holder(vars(one))
+        for one in inside
+        if hasattr(one, "__dict__") and (isinstance(one, _FOREIGN) or _belongs_to_the_function(one))
+    ]
     try:
-        for loader in loaders:
+        for holder in holders:
+            holder.exchange(lambda one: map(_refuse_reading, [one]) if _is_iterator(one) else one)
+        for loader in [one for one in inside if isinstance(one, DataLoader)]:
+            # With persistent workers all loops share one iterator: ours would use up that of training.
             loader._iterator = None
         yield
     finally:
-        for loader, iterator in zip(loaders, iterators, strict=True):
-            loader._iterator = iterator
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
+        for restore in (*(holder.restore for holder in holders), *rewinds):
+            restore()
 
 
 def _reachable(
@@ -340,50 +399,81 @@ def _reachable(
 
 
 def _belongs_to_the_function(one: Any) -> bool:
-    if isinstance(one, (nn.Module, types.SimpleNamespace, *_CONTAINERS, tuple, frozenset, *_FUNCTIONS)):
+    if isinstance(one, (nn.Module, *_CONTAINERS, tuple, frozenset, *_FUNCTIONS)):
         return True
-    package = type(one).__module__.partition(".")[0]
-    return package not in _FOREIGN_PACKAGES and not isinstance(one, _FOREIGN)
+    kind, foreign = (one, _LIBRARIES) if isinstance(one, type) else (type(one), _FOREIGN_PACKAGES)
+    return kind.__module__.partition(".")[0] not in foreign and not isinstance(one, _FOREIGN)
 
 
 def _contents(one: Any) -> list[Any]:
-    """What `one` refers to; for an object, the dictionary of its attributes."""
-    if isinstance(one, nn.Module):
-        return [vars(one), type(one).forward]
+    """What `one` refers to; for an object, its class and the dictionary of its attributes."""
+    if isinstance(one, type):
+        return [*one.__bases__, *(vars(one)[name] for name in _state_names(one)), *_methods(one)]
     if isinstance(one, types.MethodType):
         return [one.__self__, one.__func__]
     if isinstance(one, functools.partial):
         return [one.func, *one.args, one.keywords]
     if isinstance(one, types.FunctionType):
-        cells = [cell for cell in one.__closure__ or () if _cell_contents(cell)]
-        names = [one.__globals__[name] for name in _global_names(one)]
-        return [*cells, *(one.__defaults__ or ()), one.__kwdefaults__, one.__dict__, *names]
-    if isinstance(one, types.CellType):
-        return _cell_contents(one)
+        cells = [cell for cell in one.__closure__ or () if _held(cell)]
+        used = [namespace[name] for namespace, names in _namespaces(one) for name in names]
+        return [*cells, *(one.__defaults__ or ()), one.__kwdefaults__, one.__dict__, *used]
+    if isinstance(one, _CELLS):
+        return _held(one)
+    around = [type(one), getattr(one, "__dict__", None)]
     if isinstance(one, (*_CONTAINERS, tuple, frozenset, Mapping)):
         if len(one) > _MOST_IN_ONE:
-            return []
+            return around
         if isinstance(one, dict) and "_backward_hooks" in one:
             # Torch gives every module a dozen tables, of hooks and the like, most of them empty.
             return [value for name, value in one.items() if name not in _TABLES or value]
-        return list(one.values()) if isinstance(one, Mapping) else list(one)
-    attributes = getattr(one, "__dict__", None)
-    return [attributes] if isinstance(attributes, dict) else []
+        return [*around, *(one.values() if isinstance(one, Mapping) else one)]
+    return around
 
 
-def _global_names(function: types.FunctionType) -> list[str]:
-    """The global names that the function, or a function inside it, uses; none for a library's function."""
-    if (function.__module__ or "").partition(".")[0] in _FOREIGN_PACKAGES:
+def _state_names(kind: type) -> list[str]:
+    """The attributes of a class that are no methods, and the cached ones."""
+    return [
+        name
+        for name, value in vars(kind).items()
+        if isinstance(value, _CACHE) or not (name.startswith("__") or hasattr(type(value), "__get__"))
+    ]
+
+
+def _methods(kind: type) -> Iterator[types.FunctionType]:
+    """`forward` or `__call__`, and the methods that it calls, by the names in their code."""
+    names = ["forward", "__call__"]
+    for name in names:
+        function = inspect.unwrap(cast(Any, getattr(kind, name, None)))
+        if isinstance(function, types.FunctionType):
+            yield function
+            names += [other for other in _names(function) if other not in names]
+
+
+def _namespaces(function: types.FunctionType) -> list[tuple[dict[str, Any], list[str]]]:
+    """The global variables, and those of the user's modules among them, with the names that it uses there."""
+    names = _names(function)
+    modules = [
+        vars(one)
+        for one in map(function.__globals__.get, names)
+        if isinstance(one, types.ModuleType) and one.__name__.partition(".")[0] not in _LIBRARIES
+    ]
+    return [(one, [name for name in names if name in one]) for one in (function.__globals__, *modules)]
+
+
+def _names(function: types.FunctionType) -> list[str]:
+    """The names that the function, or one inside it, uses, but for local ones; none for one of a library."""
+    if (function.__module__ or "").partition(".")[0] in _LIBRARIES:
         return []
     codes, names = [function.__code__], dict[str, None]()
     for code in codes:
         names.update(dict.fromkeys(code.co_names))
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return [name for name in names if name in function.__globals__]
+    return list(names)
 
 
-def _cell_contents(cell: types.CellType) -> list[Any]:
+def _held(cell: Any) -> list[Any]:
+    """The content of a cell, or the value of a variable; nothing where it has none yet."""
     try:
-        return [cell.cell_contents]
-    except ValueError:  # a name that is bound later
+        return [cell.cell_contents if isinstance(cell, types.CellType) else cell.get()]
+    except (ValueError, LookupError):
         return []

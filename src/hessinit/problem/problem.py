@@ -217,6 +217,10 @@ class Problem:
     def examples(self) -> int:
         return sum(batch.size for batch in self.batches)
 
+    @property
+    def rows(self) -> int:
+        return sum(batch.rows for batch in self.batches)
+
     def _convert(self, place: str, read: Batch) -> Batch:
         inputs = cast(read.inputs, self.dtype, self.device)
         validate.check_finite_inputs(inputs, place)
@@ -236,7 +240,7 @@ class Problem:
     def output(
         self, batch: Batch, *, draw: int = 0, weights: Mapping[str, Tensor] | None = None, plain: bool = False
     ) -> Tensor:
-        """The output as a function of `leaves`; `draw` seeds it, and `drew` says whether anything was drawn.
+        """The output as a function of `leaves`; `draw` seeds it; `drew` says whether anything was ever drawn.
 
         `weights` replace leaves and constants, and set the dtype; `plain` runs without `Substitutes`.
         """
@@ -244,17 +248,14 @@ class Problem:
         with self._with_model(weights, draw):
             return self._call_model(batch, draw, weights, plain)
 
-    def output_and_loss(
-        self, batch: Batch, inspect: Callable[[Tensor], None]
-    ) -> tuple[Tensor, Tensor, bool, bool]:
-        """Both of one call, as in training, and whether each drew; `inspect` may refuse the output."""
+    def output_and_loss(self, batch: Batch, inspect: Callable[[Tensor], None]) -> tuple[Tensor, Tensor]:
+        """Both of one call, as in training; `inspect` may refuse the output."""
         weights = self._own_weights()
         with self._with_model(weights, 0):
             output = self._call_model(batch, 0, weights, plain=False)
-            drew = self.drew
             inspect(output)
             loss = self._call_loss(output, batch, 0)
-        return output, loss, drew, self.drew
+        return output, loss
 
     def output_and_gradients(
         self, batch: Batch, weights: Mapping[str, Tensor], names: Sequence[str]
@@ -310,7 +311,7 @@ class Problem:
             torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16(dtype)),
         ):
             result = self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
-        self.drew = draws.happened() or self._stand_ins.drew()
+        self.drew |= draws.happened() or self._stand_ins.drew()
         if self._in_bf16(dtype) and isinstance(result, Tensor) and result.dtype == torch.bfloat16:
             result = result.float()
         validate.check_output(result, self.forward)
@@ -343,7 +344,7 @@ class Problem:
             explained_loss(output, batch.targets),
         ):
             value = self.loss(given, targets)
-        self.drew = draws.happened() or stand_ins.drew()
+        self.drew |= draws.happened() or stand_ins.drew()
         validate.check_loss_value(value)
         if given._version != version:
             raise ProblemError(

@@ -90,7 +90,6 @@ def advise(
         evaluations = evaluate(problem)
         if problem.dropout == "freeze":
             check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
-            problem.dropout = "freeze" if problem.drew else "refuse"  # nothing frozen, nothing to note
         assert steps.rule is not None
         try:
             engine = build_engine(evaluations, curvature, settings)

@@ -18,7 +18,13 @@ from torch.utils.data import DataLoader
 from hessinit.errors import ProblemError
 from hessinit.measurement.loss_range import UNKNOWN, LossRange
 from hessinit.problem.batches import Batch, read_batches
-from hessinit.problem.preserve import ModelState, UserState, untouched_model, untouched_random_state
+from hessinit.problem.preserve import (
+    ModelState,
+    UserState,
+    untouched_model,
+    untouched_random_state,
+    untouched_sources,
+)
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import all_finite
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
@@ -64,7 +70,7 @@ def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData
     """
     source = data.dataset if isinstance(data, DataLoader) else data
     if hasattr(source, "__iter__") and not isinstance(source, (Sequence, Tensor)):
-        with untouched_random_state():
+        with untouched_random_state(), untouched_sources(source):
             once = iter(source) is iter(source)
         if once:  # training would find it used up
             what = "data" if source is data else "the dataset of data"

@@ -348,8 +348,6 @@ class _Subject:
         with problem.settings():
             evaluations = evaluate(problem)
             check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
-            if not problem.drew:
-                problem.dropout = "refuse"  # nothing was frozen, so there is nothing to note
             if problem.check:
                 build_engine(evaluations, self.curvature, self.settings)
             notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
