@@ -18,7 +18,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import hessinit  # noqa: E402
-from hessinit.curvature.lanczos import lanczos  # noqa: E402
+from hessinit.curvature.lanczos import Which, lanczos  # noqa: E402
 
 SEEDS = 3000
 Spectrum = Callable[[int, torch.Generator], Tensor]
@@ -51,14 +51,25 @@ SPECTRA: dict[str, Spectrum] = {
     **{f"the second {gap:.0%} below the first": below(gap) for gap in (0.01, 0.02, 0.05, 0.1)},
     "a quarter crowded at the top": crowded,
     "counts of random categories": categories,
+    **{f"the far end, {gap:.0%}, at -{size}": beside(-size, gap) for gap in (0.01, 0.05) for size in (3, 7)},
 }
+
+
+def beside(bottom: float, gap: float) -> Spectrum:
+    """The far end of an indefinite spectrum: the first two as in `below`, one negative of larger size."""
+
+    def draw(size: int, generator: torch.Generator) -> Tensor:
+        return torch.cat([below(gap)(size, generator), torch.tensor([bottom], dtype=torch.float64)])
+
+    return draw
 
 
 def runs(spectrum: Spectrum, size: int) -> Iterator[tuple[float, float, int]]:
     """How far off and the stated error, both over the largest, and the steps, for every seed."""
     for seed in range(SEEDS):
         values = spectrum(size, torch.Generator().manual_seed(seed))
-        found = lanczos(torch.diag(values), which="top", seed=seed).top
+        which: Which = "both" if values.min() < 0 else "top"
+        found = lanczos(torch.diag(values), which=which, seed=seed).top
         largest = float(values.max())
         yield abs(found.value - largest) / largest, found.error / largest, found.products
 
