@@ -34,6 +34,15 @@ def below(gap: float) -> Spectrum:
     return draw
 
 
+def beside(bottom: float, gap: float) -> Spectrum:
+    """The far end of an indefinite spectrum: the first two as in `below`, one negative of larger size."""
+
+    def draw(size: int, generator: torch.Generator) -> Tensor:
+        return torch.cat([below(gap)(size, generator), torch.tensor([bottom], dtype=torch.float64)])
+
+    return draw
+
+
 def crowded(size: int, generator: torch.Generator) -> Tensor:
     """A quarter of all eigenvalues within 1e-4 to 1e-1 of the largest."""
     width = 10 ** (-4 + 3 * torch.rand(1, generator=generator, dtype=torch.float64))
@@ -51,17 +60,8 @@ SPECTRA: dict[str, Spectrum] = {
     **{f"the second {gap:.0%} below the first": below(gap) for gap in (0.01, 0.02, 0.05, 0.1)},
     "a quarter crowded at the top": crowded,
     "counts of random categories": categories,
-    **{f"the far end, {gap:.0%}, at -{size}": beside(-size, gap) for gap in (0.01, 0.05) for size in (3, 7)},
+    **{f"second {gap:.0%} below, beside -{size}": beside(-size, gap) for gap in (0.01, 0.05) for size in (3, 7)},
 }
-
-
-def beside(bottom: float, gap: float) -> Spectrum:
-    """The far end of an indefinite spectrum: the first two as in `below`, one negative of larger size."""
-
-    def draw(size: int, generator: torch.Generator) -> Tensor:
-        return torch.cat([below(gap)(size, generator), torch.tensor([bottom], dtype=torch.float64)])
-
-    return draw
 
 
 def runs(spectrum: Spectrum, size: int) -> Iterator[tuple[float, float, int]]:

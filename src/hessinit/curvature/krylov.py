@@ -165,8 +165,8 @@ def worth_checking(steps: int) -> bool:
 
 # The residual must be below this share of √tolerance, so that the gap to the next Ritz value means something.
 CAUTION = 0.03
-# How far beyond the value, in tolerances, a rare eigenvalue may lie unseen near convergence; and beyond an end
-# that cannot be the norm, where three would take a fifth more products for a Hessian, and 20 hardly any.
+# How far beyond the value, in tolerances, a rare eigenvalue may lie unseen near convergence; and beyond an
+# end that cannot be the norm, where 3 would take a fifth more products for a Hessian, and 20 take 1 % more.
 MAX_UNSEEN, MAX_UNSEEN_FAR = 3.0, 20.0
 
 
@@ -186,7 +186,7 @@ def rarity(tolerance: float) -> float:
 class RitzExtreme:
     """An extreme Ritz value, its residual ‖A y − θ y‖, and the Kato–Temple bound.
 
-    `unseen` is how far beyond it an eigenvalue may lie, as by `unseen_distance`, or None if that is not asked.
+    `unseen` is how far beyond it an eigenvalue may lie, as by `unseen_distance`; None if nobody asks.
     """
 
     value: float

@@ -40,8 +40,9 @@ def lanczos(
 ) -> LanczosResult:  # fmt: skip
     """The largest and the smallest eigenvalue; the one of larger size to `tolerance` times the spectral norm.
 
-    The error of the other is at most 20 times that. The same for 1e-30·A and 1e30·A. Costs one product per step (typically 5 to 30) and keeps one vector per
-    step. With which="top" only the largest eigenvalue has to converge, with "norm" the one of largest size.
+    The error of the other is at most 20 times that. The same for 1e-30·A and 1e30·A. Costs one product per
+    step (typically 5 to 30) and keeps one vector per step. With which="top" only the largest eigenvalue has
+    to converge, with "norm" the one of largest size.
 
     >>> extremes = lanczos(torch.diag(torch.linspace(-2.0, 3.0, 50, dtype=torch.float64)))
     >>> abs(extremes.top.value - 3) <= extremes.top.error <= 3e-3
