@@ -35,7 +35,7 @@ def below(gap: float) -> Spectrum:
 
 
 def beside(bottom: float, gap: float) -> Spectrum:
-    """The far end of an indefinite spectrum: the first two as in `below`, one negative of larger size."""
+    """Those of `below`, and a negative one of larger size: the largest does not make the norm."""
 
     def draw(size: int, generator: torch.Generator) -> Tensor:
         return torch.cat([below(gap)(size, generator), torch.tensor([bottom], dtype=torch.float64)])
@@ -60,7 +60,7 @@ SPECTRA: dict[str, Spectrum] = {
     **{f"the second {gap:.0%} below the first": below(gap) for gap in (0.01, 0.02, 0.05, 0.1)},
     "a quarter crowded at the top": crowded,
     "counts of random categories": categories,
-    **{f"second {gap:.0%} below, beside -{size}": beside(-size, gap) for gap in (0.01, 0.05) for size in (3, 7)},
+    **{f"second {gap:.0%} below, beside -{n}": beside(-n, gap) for gap in (0.01, 0.05) for n in (3, 7)},
 }
 
 
