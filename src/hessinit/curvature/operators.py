@@ -90,9 +90,15 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
+# Beyond, a copy of all takes longer than a call for each.
+_MOST_TO_STACK = 2**14
+
+
 def add_up(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of tensors of one shape; a single one is not copied."""
-    return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).sum(0)
+    """The sum of tensors of one shape; a single one is not copied, and many large ones not either."""
+    if len(tensors) == 1 or tensors[0].numel() > _MOST_TO_STACK:
+        return functools.reduce(torch.add, tensors)
+    return torch.stack(list(tensors)).sum(0)
 
 
 class WeightOperator(LinearOperator):

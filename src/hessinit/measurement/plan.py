@@ -26,7 +26,14 @@ AT_THE_END, THE_REST = 0.1, 0.8
 EXACT = 2.0
 # Graphs that are held at a time, in the bytes that one forward saves: the recorded one with the tangents or
 # cotangents of a pass; for the exact Hessian that of the gradient, and its derivative.
-GRAPHS, EXACT_GRAPHS = 1.5, 12.0
+GRAPHS, EXACT_GRAPHS = 1.5, 20.0
+# Vectors that a Lanczos run keeps, for each expected product: some runs take longer. Of LARGE blocks few stay.
+ROWS, EXACT_ROWS = 1.5, 2.0
+LARGE, ROWS_OF_LARGE = 2**24, 12
+# Bytes for each weight in the check of the exact Hessian and its repetition in float64.
+EXACT_CHECKS = 80
+# What the process takes over what is held at a time: freed blocks that do not fit, and what torch sets up.
+ALLOCATED, LEAST_MEMORY = 1.3, 10**6
 
 
 def lanczos_gradients(shares: Sequence[float], products: float, exact: bool = False) -> float:
@@ -59,16 +66,22 @@ def plan_measurement(
     work *= 2 if len(evaluations) > 1 else 1  # each batch is measured alone, too
     saved = [_saved_bytes(one) for one in evaluations]
     weights = sum(one.nbytes for one in problem.model.parameters())
-    longest = max([0, *(sizes[name] for name in others)], default=0) * math.ceil(products)
-    if network and others:
-        longest = max(longest, sum(sizes.values()) * math.ceil(products))
-    held = problem.dtype.itemsize * (sum(sizes.values()) + longest + columns * _numbers_between(evaluations))
+    whole, largest = sum(sizes.values()), max(sizes.values())
+    rows = math.ceil(products * (EXACT_ROWS if exact else ROWS))
+    blocks = [*(sizes[name] for name in others), *[whole] * (network and bool(others))]
+    longest = max([size * (rows if size < LARGE else min(rows, ROWS_OF_LARGE)) for size in blocks], default=0)
+    longest += 2 * max(len(uses) * sizes[name] for one in evaluations for name, uses in one.uses.items())
+    # A direction or a product, and the weights moved or repeated in float64 with their gradient.
+    checks = whole * (problem.dtype.itemsize + 8) + max(16 * largest, 8 * whole)
+    held = problem.dtype.itemsize * (whole + columns * _numbers_between(evaluations))
+    held += max(EXACT_CHECKS * whole if exact else checks, problem.dtype.itemsize * longest)
+    held += (EXACT_GRAPHS if exact else GRAPHS) * sum(saved)
     return MeasurementPlan(
         engine="gram" if columns and not exact else "lanczos", engine_reason=why, curvature=curvature,
         layers=len(sizes), parameters=sum(sizes.values()), examples=problem.examples,
         batches=len(evaluations), tolerance=settings.tolerance, gradients=CHECKS + work,
         gradient_seconds=gradient, versions=versions_of(problem),
-        memory=weights + held + int((EXACT_GRAPHS if exact else GRAPHS) * sum(saved)),
+        memory=weights + int(ALLOCATED * held + LEAST_MEMORY),
         training_memory=2 * weights + max(saved),
     )  # fmt: skip
 
@@ -99,9 +112,12 @@ def _gram_columns(evaluations: Sequence[Evaluation], estimator: str) -> tuple[in
 
 
 def _numbers_between(evaluations: Sequence[Evaluation]) -> int:
-    """The numbers in the outputs of all calls that use a weight."""
-    nodes = {use.node for one in evaluations for uses in one.uses.values() for use in uses}
-    return sum(math.prod(node._input_metadata[0].shape) for node in nodes)
+    """The numbers in the outputs of all calls that use a weight, or in its gradients where these are fewer."""
+    calls = {
+        use.node: one.batch.size * one.leaves[name].numel()
+        for one in evaluations for name, uses in one.uses.items() for use in uses
+    }  # fmt: skip
+    return sum(min(most, math.prod(node._input_metadata[0].shape)) for node, most in calls.items())
 
 
 def _saved_bytes(evaluation: Evaluation) -> int:
