@@ -504,8 +504,8 @@ def _flat_loss_error(evaluation: Evaluation) -> ProblemError:
     output, problem = evaluation.output.detach(), evaluation.problem
     probe = probes.random_like(output, problem.seed)
     size = float(output.abs().max()) or 1.0
-    smaller = [output * (length / size) for length in (1.0, 1e-3, 1e-6, 1e-9)]
-    for place in (*smaller, beyond := output + size * probe):
+    beyond = output + size * probe
+    for place in (*(output * (length / size) for length in (1.0, 1e-3, 1e-6, 1e-9)), beyond):
         loss = problem.loss_of(place.requires_grad_(), evaluation.batch)
         (gradient,) = torch.autograd.grad(loss, place, create_graph=True)
         if not gradient.requires_grad:

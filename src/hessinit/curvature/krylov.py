@@ -209,8 +209,7 @@ class RitzExtreme:
         if self.unseen is not None and self.unseen <= tolerance * norm:
             return True
         if self.unseen is None or self.is_far:
-            is_certain = (self.unseen or 0.0) <= MAX_UNSEEN_FAR * tolerance * norm
-            return is_certain and self.residual <= tolerance * norm
+            return max(self.residual, (self.unseen or 0.0) / MAX_UNSEEN_FAR) <= tolerance * norm
         is_certain = self.unseen <= MAX_UNSEEN * tolerance * norm
         is_settled = self.residual <= CAUTION * math.sqrt(tolerance) * norm
         return is_certain and is_settled and self.bound <= tolerance * norm
@@ -221,8 +220,8 @@ class RitzExtreme:
         if not self.is_converged(tolerance, norm):
             return max(self.residual, unseen)
         # In an unsplit cluster the eigenvalue is off by the residual or a little more, not by the bound.
-        most = MAX_UNSEEN_FAR if self.is_far else 1.0
-        return min(max(self.bound, 3 * self.residual, unseen), max(self.bound, most * tolerance * norm))
+        most = tolerance * norm * (MAX_UNSEEN_FAR if self.is_far else 1)
+        return min(max(self.bound, 3 * self.residual, unseen), max(self.bound, most))
 
 
 def read_extreme(

@@ -126,8 +126,7 @@ class LanczosSearch:
             return krylov.RitzExtreme(value, value, value, bounded=True)
         rare, betas = krylov.rarity(self._tolerance), self._process.betas
         unseen = krylov.unseen_distance(values, betas, index, self._dimensions(value), rare)
-        may_be_norm = abs(value) > _MAKES_THE_NORM * norm or abs(value) + unseen > norm
-        is_far = not may_be_norm and self._which != "norm"
+        is_far = abs(value) <= min(_MAKES_THE_NORM * norm, norm - unseen) and self._which != "norm"
         return krylov.read_extreme(values, residuals, index, unseen, is_far)
 
     def _dimensions(self, value: float) -> float:

@@ -90,13 +90,10 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
-# Beyond, a copy of all takes longer than a call for each.
-_MOST_TO_STACK = 2**14
-
-
 def add_up(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of tensors of one shape; a single one is not copied, and many large ones not either."""
-    if len(tensors) == 1 or tensors[0].numel() > _MOST_TO_STACK:
+    """The sum of tensors of one shape; a single one is not copied."""
+    # A copy of all then takes longer than a call for each.
+    if len(tensors) == 1 or tensors[0].numel() > 2**14:
         return functools.reduce(torch.add, tensors)
     return torch.stack(list(tensors)).sum(0)
 
