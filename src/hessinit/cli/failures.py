@@ -113,8 +113,9 @@ def _explain(failure: BaseException, doing: str) -> NoReturn:
 
 
 def in_a_sentence(failure: OSError) -> str:
-    """Of a file or a stream of ours: a full disk, a name that is too long."""
-    return f"{failure.filename or 'the output'} cannot be read or written: {failure.strerror or failure}."
+    """A file or stream of ours that fails: a full disk, a name that is too long."""
+    what = f"{failure.filename} cannot be read or written" if failure.filename else "cannot write the output"
+    return f"{what}: {failure.strerror or failure}."
 
 
 def format_their_traceback(failure: BaseException) -> str:
