@@ -18,7 +18,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import hessinit  # noqa: E402
-from hessinit.curvature.lanczos import lanczos  # noqa: E402
+from hessinit.curvature.lanczos import Which, lanczos  # noqa: E402
 
 SEEDS = 3000
 Spectrum = Callable[[int, torch.Generator], Tensor]
@@ -30,6 +30,15 @@ def below(gap: float) -> Spectrum:
     def draw(size: int, generator: torch.Generator) -> Tensor:
         rest = 0.6 * torch.rand(size - 2, generator=generator, dtype=torch.float64)
         return torch.cat([torch.tensor([1.0, 1 - gap], dtype=torch.float64), rest])
+
+    return draw
+
+
+def beside(bottom: float, gap: float) -> Spectrum:
+    """Those of `below`, and a negative one of larger size: the largest does not make the norm."""
+
+    def draw(size: int, generator: torch.Generator) -> Tensor:
+        return torch.cat([below(gap)(size, generator), torch.tensor([bottom], dtype=torch.float64)])
 
     return draw
 
@@ -51,6 +60,7 @@ SPECTRA: dict[str, Spectrum] = {
     **{f"the second {gap:.0%} below the first": below(gap) for gap in (0.01, 0.02, 0.05, 0.1)},
     "a quarter crowded at the top": crowded,
     "counts of random categories": categories,
+    **{f"second {gap:.0%} below, beside -{n}": beside(-n, gap) for gap in (0.01, 0.05) for n in (3, 7)},
 }
 
 
@@ -58,7 +68,8 @@ def runs(spectrum: Spectrum, size: int) -> Iterator[tuple[float, float, int]]:
     """How far off and the stated error, both over the largest, and the steps, for every seed."""
     for seed in range(SEEDS):
         values = spectrum(size, torch.Generator().manual_seed(seed))
-        found = lanczos(torch.diag(values), which="top", seed=seed).top
+        which: Which = "both" if values.min() < 0 else "top"
+        found = lanczos(torch.diag(values), which=which, seed=seed).top
         largest = float(values.max())
         yield abs(found.value - largest) / largest, found.error / largest, found.products
 

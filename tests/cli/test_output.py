@@ -128,3 +128,36 @@ def test_every_file_on_a_full_disk_is_told_and_none_is_left_in_part(run, folder)
     told = result.stderr.splitlines()
     assert [line.split(": ")[1] for line in told] == [f"cannot write {name}" for name in files.values()]
     assert {path.name for path in folder.iterdir() if path.name != "__pycache__"} == {"net.py"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "measure net.py:problem --save {name}.json", "show r.json --html {name}.html", "new {name}.py",
+        "measure {name}.py:problem", "measure net.py:problem --optimizer {name}.py:build", "show {name}.json",
+    ],
+)  # fmt: skip
+def test_a_name_that_is_too_long_is_told_in_a_sentence(run_process, folder, command):
+    make_three_layers().save("r.json")
+    before = {path.name for path in folder.iterdir()}
+    result = run_process(*command.format(name="n" * 300).split(), PYTHONDONTWRITEBYTECODE="1")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert re.fullmatch(
+        r"Error: \S*n{300}\.\w+ cannot be read( or written)?: File name too long\.\n", result.stderr
+    )
+    assert {path.name for path in folder.iterdir()} == before
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize(
+    "command", ["show r.json", "show r.json --json", "new new.py", "--version", "show -h"]
+)
+def test_a_stdout_that_is_full_is_told_in_a_sentence(command):
+    make_three_layers().save("r.json")
+    with open("/dev/full", "w") as full:
+        line = [sys.executable, "-m", "hessinit", *command.split()]
+        result = subprocess.run(
+            line, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, encoding="utf-8", timeout=300
+        )
+    assert result.returncode == 2
+    assert result.stderr == "Error: cannot write the output: No space left on device.\n"

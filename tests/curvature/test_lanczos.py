@@ -90,7 +90,8 @@ def test_both_ends_are_right_to_the_tolerance_and_the_error_covers_them(
         assert estimate.converged, estimate.reason
         # eigvalsh itself is exact to a few units in the last place of fp64.
         assert abs(estimate.value - true) <= min(estimate.error, tolerance * norm) + 1e-14 * norm
-        assert estimate.error <= 1.01 * tolerance * norm
+        # That of an end that does not make the norm covers what the initial vector may not have seen.
+        assert estimate.error <= (1.01 if abs(true) > 0.8 * norm else 20.01) * tolerance * norm
         assert estimate.products == extremes.steps == len(extremes.ritz)
 
 
@@ -118,6 +119,19 @@ def test_two_close_eigenvalues_are_rarely_taken_for_one(gap: float, most: int) -
     found = [lanczos(matrix, which="top", seed=seed).top for seed in range(400)]
     assert all(top.converged for top in found)
     assert sum(abs(top.value - 1) > top.error for top in found) <= most
+
+
+def test_the_error_of_the_end_that_does_not_make_the_norm_holds() -> None:
+    # The residual alone takes the second eigenvalue for the top in 35 of 200 cases.
+    outside = 0
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        values = np.concatenate([[-1.0, 0.3, 0.297], 0.1 * random.normal(size=60).clip(-2, 2)])
+        found = lanczos(torch.diag(torch.from_numpy(values)), seed=seed)
+        assert found.top.converged
+        assert found.top.error <= 0.0201
+        outside += abs(found.top.value - 0.3) > found.top.error
+    assert outside <= 2
 
 
 def test_only_the_top_is_cheaper_and_the_norm_is_honest_when_the_bottom_is_larger() -> None:

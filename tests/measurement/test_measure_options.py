@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,9 +48,16 @@ def test_layers_are_chosen_by_name_and_glob_and_come_in_running_order(
     assert weights == [name for name in names if not name.endswith("bias")]
 
 
+def network_with_a_scale() -> nn.Module:
+    return Net(lambda net, x: net.body(x) * net.scale, body=network(), scale=nn.Parameter(torch.tensor(0.7)))
+
+
+@pytest.mark.parametrize("build", [network, network_with_a_scale])
 @pytest.mark.parametrize("curvature", CURVATURES)
-def test_two_stars_count_biases_and_all_that_is_trained_in_the_network(curvature: str) -> None:
-    model = network(dtype=torch.float64)
+def test_two_stars_count_biases_and_all_that_is_trained_in_the_network(
+    curvature: str, build: Callable[[], nn.Module]
+) -> None:
+    model = build().double()
     names, shapes = zip(*((name, one.shape) for name, one in model.named_parameters()), strict=True)
 
     def output(flat: torch.Tensor) -> torch.Tensor:
@@ -65,9 +73,13 @@ def test_two_stars_count_biases_and_all_that_is_trained_in_the_network(curvature
     else:
         jacobian = torch.func.jacrev(output)(start)
         matrix = torch.einsum("nap,nab,nbq->pq", jacobian, inner, jacobian) / len(inner)
-    report = hessinit.measure(network(), LOSS, batch(), layers="**", curvature=curvature, **EXACT)
+    report = hessinit.measure(build(), LOSS, batch(), layers="**", curvature=curvature, **EXACT)
     assert report.network.norm == pytest.approx(ends(matrix).norm, rel=1e-5)
-    assert report["2.bias"].norm == pytest.approx(ends(inner.mean(0)).norm, rel=1e-6)
+    if build is network:
+        assert report["2.bias"].norm == pytest.approx(ends(inner.mean(0)).norm, rel=1e-6)
+    else:
+        place = names.index("scale")  # the first: a module's own parameters come before those of its parts
+        assert report["scale"].norm == pytest.approx(float(matrix[place, place].abs()), rel=1e-6)
     assert report.network.parameters == len(matrix)
     assert not report.notes
 

@@ -146,6 +146,41 @@ def test_a_forward_that_differentiates_by_its_inputs_is_measured() -> None:
 
 
 @each_curvature
+def test_a_forward_that_differentiates_by_its_weights_is_measured_or_told_which_are_constant(
+    curvature: str,
+) -> None:
+    def stepped(net: nn.Linear, x: Tensor) -> Tensor:
+        slopes = torch.autograd.grad(net(x).square().mean(), list(net.parameters()), create_graph=True)
+        return nn.functional.linear(x, net.weight - 0.1 * slopes[0], net.bias)
+
+    def by_hand(net: nn.Linear, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, net.weight - 0.2 / (3 * len(x)) * net.weight @ x.T @ x)
+
+    inner = nn.Linear(4, 3, bias=False)
+    assert_true(Calling(stepped, inner), Calling(by_hand, inner), curvature)
+    with_bias = Calling(stepped, nn.Linear(4, 3))
+    constant = 'differentiates by a tensor that is held constant .* layers="\\*\\*" measures all'
+    with pytest.raises(hessinit.ProblemError, match=constant):
+        hessinit.measure(with_bias, LOSS, batch(), curvature=curvature)
+    assert hessinit.measure(with_bias, LOSS, batch(), curvature=curvature, layers="**").network.norm > 0
+
+
+def test_an_encoder_is_measured_as_it_is_trained_not_by_its_path_for_inference() -> None:
+    padding = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 0]], dtype=torch.bool)
+    norms_of, fast = [], torch.backends.mha.get_fastpath_enabled()
+    for nested in (True, False):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True)
+        model = Net(  # the mean runs over padded positions, where the path for inference gives zeros
+            lambda net, x: net.head(net.body(x, src_key_padding_mask=padding).mean(1)),
+            body=nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested), head=nn.Linear(4, 3),
+        )  # fmt: skip
+        norms_of.append(norms(model.eval(), (inputs(4, 3, 4), labels(4))))
+    assert norms_of[0] == norms_of[1]
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+
+
+@each_curvature
 def test_activation_checkpoints_change_nothing_where_they_can_be_followed(curvature: str) -> None:
     model = Calling(lambda net, x: net[2](checkpoint(lambda x: net[1](net[0](x)), x, use_reentrant=False)))
     report, plain = (hessinit.measure(m, LOSS, batch(), curvature=curvature) for m in (model, network()))

@@ -256,6 +256,17 @@ def test_a_loss_that_is_linear_in_the_output_is_refused_not_measured_as_zero(los
         assert exact == pytest.approx(within, rel=1e-3)
 
 
+def test_a_loss_that_is_flat_at_these_outputs_is_not_called_linear() -> None:
+    model = nn.Linear(4, 3, bias=False)
+    nn.init.zeros_(model.weight)
+    flat = "no curvature at these outputs of the model, though it has at others.*Measure at other weights"
+    with pytest.raises(hessinit.ProblemError, match=flat):
+        hessinit.measure(model, lambda output, target: output.pow(4).mean(), batch())
+    with torch.no_grad():
+        model.weight += 1
+    assert hessinit.measure(model, lambda output, target: output.pow(4).mean(), batch()).network.norm > 0
+
+
 WHOLE = "must be a whole number"
 RELATIVE = "tolerance=.* must be a relative error between 0 and 1, such as 1e-3"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from hessinit._version import __version__
 from hessinit.cli.demo import demo
+from hessinit.cli.failures import WRONG_USAGE, in_a_sentence
 from hessinit.cli.measure import advise, initialize, measure, show
 from hessinit.cli.problem_file import new
 from hessinit.cli.runs import compare, reproduce, sweep, track
@@ -29,7 +31,12 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without ‖ shows a question mark
-    app(prog_name="hessinit")
+    try:
+        app(prog_name="hessinit")
+    except OSError as failure:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # on leaving, Python tries a full stdout once more
+        typer.echo(f"Error: {in_a_sentence(failure)}", err=True)
+        sys.exit(WRONG_USAGE)
 
 
 def _print_version(wanted: bool) -> None:

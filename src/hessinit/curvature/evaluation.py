@@ -30,7 +30,7 @@ def output_at(
     problem = evaluation.problem
     batch = evaluation.batch if examples is None else evaluation.batch.take(examples)
     with moved(problem, direction, step, dtype) as weights:
-        with contextlib.suppress(RuntimeError), torch.no_grad():
+        with contextlib.suppress(RuntimeError, ProblemError), torch.no_grad():
             return problem.output(batch, weights=weights, plain=True)
         # A forward that differentiates by its inputs or its weights needs the graph; any other fails again.
         weights = {name: weight.requires_grad_(name in direction) for name, weight in weights.items()}
@@ -408,6 +408,10 @@ SATURATED_LOSS = (
     "the loss is saturated: it bends at smaller outputs of the model, but at these it is flat or straight to "
     "the last digit, as a softmax is that is sure of every example."
 )
+FLAT_LOSS = (
+    "the loss has no curvature at these outputs of the model, though it has at others, as a fourth power at "
+    "0, so its Gauss-Newton curvature is zero here. Measure at other weights."
+)
 DRAW_AGAIN = (
     "Scale the weights of the last layers down, or draw new ones; in training, the learning rate was too "
     "large."
@@ -520,18 +524,18 @@ def check_curved(evaluation: Evaluation) -> None:
 
 
 def _flat_loss_error(evaluation: Evaluation) -> ProblemError:
-    """Linear everywhere, or saturated: then the loss bends at some smaller outputs."""
+    """Linear everywhere; or saturated, if the loss bends at some smaller outputs; or flat at these ones."""
     output, problem = evaluation.output.detach(), evaluation.problem
     probe = probes.random_like(output, problem.seed)
     size = float(output.abs().max()) or 1.0
-    for length in (1.0, 1e-3, 1e-6, 1e-9):
-        smaller = (output * (length / size)).requires_grad_()
-        loss = problem.loss_of(smaller, evaluation.batch)
-        (gradient,) = torch.autograd.grad(loss, smaller, create_graph=True)
+    beyond = output + size * probe
+    for place in (*(output * (length / size) for length in (1.0, 1e-3, 1e-6, 1e-9)), beyond):
+        loss = problem.loss_of(place.requires_grad_(), evaluation.batch)
+        (gradient,) = torch.autograd.grad(loss, place, create_graph=True)
         if not gradient.requires_grad:
             break
-        (bend,) = torch.autograd.grad(gradient, smaller, probe, materialize_grads=True)
+        (bend,) = torch.autograd.grad(gradient, place, probe, materialize_grads=True)
         if bool((bend.isfinite() & (bend != 0)).any()):
             cause = name_large_inputs(evaluation.batch.inputs)
-            return WeightsError(f"{SATURATED_LOSS} {cause or DRAW_AGAIN}")
+            return WeightsError(FLAT_LOSS if place is beyond else f"{SATURATED_LOSS} {cause or DRAW_AGAIN}")
     return DerivativeError(LINEAR_LOSS)

@@ -233,7 +233,7 @@ def collector_for(one: KnownCall, size: int, like: Tensor, scale: float, uses: i
 
 
 # Signals of so many examples at a time take about this many bytes, or as many as the layers' own outputs.
-_BYTES_AT_ONCE = 2**25
+BYTES_AT_ONCE = 2**25
 
 
 def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True) -> dict[str, LayerGram]:
@@ -274,7 +274,7 @@ def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True)
 def _examples_at_once(plan: Sequence[KnownCall], root: LossFactor, size: int) -> int:
     numbers = sum(int(torch.Size(one.call.output_shape).numel()) for one in plan)
     outputs, device = root.columns.element_size() * numbers, root.columns.device
-    room = max(_BYTES_AT_ONCE, outputs)
+    room = max(BYTES_AT_ONCE, outputs)
     if device.type == "cuda":  # small pieces starve a GPU, and it has the room
         room = max(room, torch.cuda.get_device_properties(device).total_memory // 16)
     needed = outputs * root.columns.shape[0]

@@ -140,14 +140,14 @@ def timed_gradient(problem: Problem, weights: Sequence[float] = ()) -> TimedGrad
     times, own, names = list[float](), {**problem.leaves, **problem.constants}, list(problem.leaves)
     while not times or (len(times) < 2 and times[-1] < _SHORT_SECONDS):
         total, outputs = dict[str, Tensor](), list[Tensor]()
-        started = _now(problem)
+        started = clock(problem)
         for number, batch in enumerate(problem.batches):
             output, gradients = problem.output_and_gradients(batch, own, names)
             outputs = outputs or [output]
             for name, one in zip(names, gradients, strict=True) if weights else ():
                 part = one if weights[number] == 1 else one * weights[number]
                 total[name] = total[name] + part if name in total else part
-        times.append(_now(problem) - started)
+        times.append(clock(problem) - started)
     return TimedGradient(min(times), outputs[0], total)
 
 
@@ -160,14 +160,14 @@ def cost_of(
     problem: Problem, evaluations: Sequence[Evaluation], started: float, gradient: float | None = None
 ) -> dict[str, Any]:
     """`seconds` since `started`, and in `gradients`; if none was timed yet, one is, without other graphs."""
-    seconds = _now(problem) - started
+    seconds = clock(problem) - started
     for one in evaluations:
         one.forget()
     gradient = timed_gradient(problem).seconds if gradient is None else gradient
     return {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
 
 
-def _now(problem: Problem) -> float:
+def clock(problem: Problem) -> float:
     if problem.device.type == "cuda":
         torch.cuda.synchronize(problem.device)
     return time.perf_counter()

@@ -48,7 +48,7 @@ class Difference(NamedTuple):
 
     @classmethod
     def of_each(cls, singles: Mapping[str, Tensor], doubles: Mapping[str, Tensor]) -> dict[str, Difference]:
-        compared = [_compared(single.double(), doubles[name]) for name, single in singles.items()]
+        compared = [_compared(single, doubles[name]) for name, single in singles.items()]
         rows = zip(singles.items(), torch.stack(compared).tolist(), strict=True)
         return {name: cls._make([*found, single.numel()]) for (name, single), found in rows}
 
@@ -169,9 +169,10 @@ def _random(like: Tensor, seed: int, number: int = 0) -> Tensor:
 
 def _compared(single: Tensor, double: Tensor) -> Tensor:
     """The five numbers of `Difference`."""
-    error = double - single
-    along = (single * error).reshape(single.shape[0] if single.ndim else 1, -1)
+    error = double.double() - single
+    several = single, double, error
+    lengths = [torch.linalg.vector_norm(one, dtype=torch.float64).square() for one in several]
+    along = error.mul_(single).reshape(single.shape[0] if single.ndim else 1, -1)  # no further copy
     rows, columns = along.sum(1), along.sum(0)
     squares = torch.maximum(rows.square().sum(), columns.square().sum())
-    lengths = [torch.linalg.vector_norm(one).square() for one in (single, double, error)]
     return torch.stack([*lengths, rows.sum(), squares])

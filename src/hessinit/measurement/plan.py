@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from hessinit.curvature import engines, gram
 from hessinit.curvature.evaluation import Evaluation, unused_leaves
-from hessinit.curvature.progress import expected_products, timed_gradient
+from hessinit.curvature.probes import random_like
+from hessinit.curvature.progress import clock, expected_products, in_gradients, timed_gradient
 from hessinit.measurement.measure import versions_of
 from hessinit.problem.batches import tensors_in
 from hessinit.problem.determinism import graph_nodes
@@ -19,14 +20,23 @@ CHECKS = 8.0
 # A backward pass for each column of the loss Hessian's root; a product with all layers' Gram matrices, or
 # with the network's.
 PER_COLUMN = PER_GRAM_PRODUCT = 0.4
+# What a measurement takes beside gradients, in seconds and in passes over all weights, which count where they
+# are many and examples few; and the passes of a Lanczos run, over the square of its products.
+START, PASSES, ORTHOGONALIZATION = 0.02, 16.0, 0.25
 # A product by Lanczos passes a tangent forward and a cotangent back through the part behind the layer: the
 # first for a layer at the very end, the sum for one at the very beginning, and for the network.
 AT_THE_END, THE_REST = 0.1, 0.8
 # An exact Hessian differentiates the backward pass, and both ends of its spectrum have to converge.
 EXACT = 2.0
 # Graphs that are held at a time, in the bytes that one forward saves: the recorded one with the tangents or
-# cotangents of a pass; for the exact Hessian that of the gradient, and its derivative.
-GRAPHS, EXACT_GRAPHS = 1.5, 12.0
+# cotangents of a pass; for the exact Hessian that of the gradient, and its derivative. Its check, and its
+# repetition in float64, also take so many bytes for each weight.
+GRAPHS, EXACT_GRAPHS, EXACT_CHECKS = 1.5, 20.0, 80
+# Vectors that a Lanczos run keeps, for each expected product: some take longer. Of LARGE blocks few stay.
+ROWS, EXACT_ROWS = 1.5, 2.0
+LARGE, ROWS_OF_LARGE = 2**24, 12
+# What the process takes over what is held at a time: freed blocks that do not fit, and what torch sets up.
+ALLOCATED, LEAST_MEMORY = 1.3, 10**6
 
 
 def lanczos_gradients(shares: Sequence[float], products: float, exact: bool = False) -> float:
@@ -46,29 +56,42 @@ def plan_measurement(
     problem, products = evaluations[0].problem, expected_products(settings.tolerance, settings.max_iterations)
     shares, gradient = _shares_behind(evaluations), timed_gradient(problem).seconds
     sizes = {name: leaf.numel() for name, leaf in problem.leaves.items()}
+    whole, largest, itemsize = sum(sizes.values()), max(sizes.values()), problem.dtype.itemsize
+    repeated = max(len(uses) * sizes[name] for one in evaluations for name, uses in one.uses.items())
     exact, columns, others, why = curvature != "gauss-newton", 0, list(sizes), engines.HessianEngine.reason
     work = lanczos_gradients([*shares.values(), *[1.0] * network], products, exact=True) if exact else 0.0
     if curvature != "hessian":
         columns, others, reason = _gram_columns(evaluations, estimator)
         why = why if exact else reason
-        blocks = [*(shares[name] for name in others), *[1.0] * (network and bool(others))]
-        work += lanczos_gradients(blocks, products)
+        behind = [*(shares[name] for name in others), *[1.0] * (network and bool(others))]
+        work += lanczos_gradients(behind, products)
         # The backward passes of the Gram engine, and its products for layers and network.
-        grams = columns * PER_COLUMN + (1 + network) * products * PER_GRAM_PRODUCT
-        work += grams if columns else 0.0
+        # A weight that is used again and again, as in a recurrent network, is added up in every product.
+        grams = (1 + network) * products * PER_GRAM_PRODUCT * (3 if repeated > largest else 1)
+        work += columns * PER_COLUMN + grams if columns else 0.0
     work *= 2 if len(evaluations) > 1 else 1  # each batch is measured alone, too
+    blocks = [*(sizes[name] for name in others), *[whole] * (network and bool(others))]
+    passes = PASSES + ORTHOGONALIZATION * products**2 * sum(blocks) / whole
+    started = clock(problem)
+    for leaf in problem.leaves.values():
+        random_like(leaf, problem.seed).double()
+    work += in_gradients(START + passes * (clock(problem) - started), gradient) or 0.0
     saved = [_saved_bytes(one) for one in evaluations]
     weights = sum(one.nbytes for one in problem.model.parameters())
-    longest = max([0, *(sizes[name] for name in others)], default=0) * math.ceil(products)
-    if network and others:
-        longest = max(longest, sum(sizes.values()) * math.ceil(products))
-    held = problem.dtype.itemsize * (sum(sizes.values()) + longest + columns * _numbers_between(evaluations))
+    rows = math.ceil(products * (EXACT_ROWS if exact else ROWS))
+    longest = max([size * (rows if size < LARGE else min(rows, ROWS_OF_LARGE)) for size in blocks], default=0)
+    # A direction or a product, and the weights moved or repeated in float64 with their gradient.
+    checks = whole * (itemsize + 8) + max(16 * largest, 8 * whole)
+    kept, passed = _numbers_between(evaluations)
+    held = (EXACT_GRAPHS if exact else GRAPHS) * sum(saved)
+    held += itemsize * (whole + columns * kept) + min(itemsize * columns * passed, gram.BYTES_AT_ONCE)
+    held += max(EXACT_CHECKS * whole if exact else checks, itemsize * (longest + 2 * repeated))
     return MeasurementPlan(
         engine="gram" if columns and not exact else "lanczos", engine_reason=why, curvature=curvature,
-        layers=len(sizes), parameters=sum(sizes.values()), examples=problem.examples,
+        layers=len(sizes), parameters=whole, examples=problem.examples,
         batches=len(evaluations), tolerance=settings.tolerance, gradients=CHECKS + work,
         gradient_seconds=gradient, versions=versions_of(problem),
-        memory=weights + held + int((EXACT_GRAPHS if exact else GRAPHS) * sum(saved)),
+        memory=weights + int(ALLOCATED * held + LEAST_MEMORY),
         training_memory=2 * weights + max(saved),
     )  # fmt: skip
 
@@ -98,10 +121,14 @@ def _gram_columns(evaluations: Sequence[Evaluation], estimator: str) -> tuple[in
     return columns if len(lost) < len(others) else 0, [name for name in others if name in lost], reason
 
 
-def _numbers_between(evaluations: Sequence[Evaluation]) -> int:
-    """The numbers in the outputs of all calls that use a weight."""
-    nodes = {use.node for one in evaluations for uses in one.uses.values() for use in uses}
-    return sum(math.prod(node._input_metadata[0].shape) for node in nodes)
+def _numbers_between(evaluations: Sequence[Evaluation]) -> tuple[int, int]:
+    """In the outputs of all calls that use a weight, or in its gradients where these are fewer; in all."""
+    calls = {
+        use.node: one.batch.size * one.leaves[name].numel()
+        for one in evaluations for name, uses in one.uses.items() for use in uses
+    }  # fmt: skip
+    numbers = [math.prod(node._input_metadata[0].shape) for node in calls]
+    return sum(map(min, numbers, calls.values())), sum(numbers)
 
 
 def _saved_bytes(evaluation: Evaluation) -> int:

@@ -158,7 +158,7 @@ def _without_gradient(evaluation: Evaluation, gradients: Mapping[str, Tensor]) -
 
 
 def _rows_alike(weight: Tensor, gradient: Tensor) -> bool:
-    if len(weight) < 2 or bool((weight[0] - weight[1]).norm() > 1e-3 * weight[:2].norm()):
+    if weight.ndim == 0 or len(weight) < 2 or bool((weight[0] - weight[1]).norm() > 1e-3 * weight[:2].norm()):
         return False  # as nearly always: two rows tell
     if not bool(gradient.any()):
         return False

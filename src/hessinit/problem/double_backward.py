@@ -126,6 +126,9 @@ def twice_differentiable(model: nn.Module, *, tf32: bool = False) -> Iterator[No
         # It looks for NaN in every gradient, which batched ones refuse: each failure would print a traceback.
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        # The encoder's, for what needs no gradient, gives zeros where training does not.
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
         for kind in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(kind, enabled=False))
         if "torch._dynamo" in sys.modules:

@@ -50,6 +50,12 @@ def explained(model: nn.Module, inputs: Any, forward: Forward | None, converted:
     except (RuntimeError, ValueError, IndexError) as failure:
         if str(failure) == _RECOMPUTES:
             raise ProblemError(_RECOMPUTES) from None
+        if "differentiated Tensors does not require grad" in str(failure):
+            raise ProblemError(
+                "the forward differentiates by a tensor that is held constant while measuring: a parameter "
+                "that is frozen or not among the measured layers (by default biases and norm gains are not). "
+                f'layers="{validate.EVERYTHING}" measures all that are trained.'
+            ) from failure
         if converted and _MIXED.search(str(failure)):
             raise ProblemError(
                 f"the forward failed on weights converted to float32 or better: {failure}. It seems to cast "
