@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.evaluation import Evaluation
+from hessinit.problem.preserve import uninterrupted
 
 
 class LinearOperator(ABC):
@@ -30,6 +31,7 @@ class LinearOperator(ABC):
     def _adjoint_product(self, vector: Tensor) -> Tensor:
         return self._product(vector)
 
+    @uninterrupted
     def __matmul__(self, vectors: Tensor) -> Tensor:
         if not isinstance(vectors, Tensor):
             raise TypeError(

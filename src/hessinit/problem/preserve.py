@@ -6,23 +6,89 @@ import contextlib
 import functools
 import operator
 import random
+import signal
 import sys
 import threading
+import traceback
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
 # Two threads at once would restore each other's state: the user's would be lost.
 _ONE_AT_A_TIME = threading.RLock()
 
 # The global generators are at stake here, not ones of our own.
 # ruff: noqa: NPY002
+
+
+# Of those that end a program, time it out or ask it to stop; programs let their handlers raise.
+_SIGNALS = [number for number in signal.Signals if number.name in {"SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1"}]
+# What has arrived and waits: the calls of the handlers, by the number of the signal.
+_arrived: dict[int, Callable[[], Any]] = {}
+
+
+def uninterrupted(verb: Verb) -> Verb:
+    """The verb, which no signal cuts in half; every public one that runs the user's model is decorated so.
+
+    Ctrl-C raises between any two instructions of the main thread, in `finally` and `__exit__` too, and in
+    those of torch. While the verb works, the handlers of signals are called only where an exception is as
+    good as one of the user's: in their code, before the next call of it, and at the end. What the verb has
+    written is undone if a handler raises at the end, as the caller gets no result.
+    """
+
+    @functools.wraps(verb)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result, in_main_thread = None, threading.current_thread() is threading.main_thread()
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.callback(deliver_interrupts)
+                for number in _SIGNALS if in_main_thread else ():  # SIGINT, the first, is put back last
+                    handler = signal.getsignal(number)
+                    if callable(handler) and getattr(handler, "func", None) is not _receive:
+                        stack.callback(signal.signal, number, handler)
+                        signal.signal(number, functools.partial(_receive, handler))
+                result = verb(*args, **kwargs)
+        except BaseException:
+            if go_back := getattr(result, "_go_back", None):
+                go_back()
+            raise
+        return result  # nothing is called from here on: the caller has it
+
+    return called  # type: ignore[return-value]
+
+
+def deliver_interrupts() -> None:
+    """Call the handlers of the signals that have arrived; for where an exception does no harm."""
+    while _arrived and threading.current_thread() is threading.main_thread():
+        _arrived.popitem()[1]()
+
+
+def _receive(handler: Callable[..., Any], number: int, frame: types.FrameType | None) -> None:
+    """Call the handler at once in the user's code, which may wait for long; else let the signal wait."""
+    _arrived[number] = functools.partial(handler, number, frame)
+    names = [str(one.f_globals.get("__name__")) for one, _ in traceback.walk_stack(frame)]
+    library = sys.stdlib_module_names - {"contextlib", "concurrent"}  # the latter waits for processes
+    inner = next((name for name in names if name.partition(".")[0] not in library), "")
+    caller = next((name for name in names if name.startswith("hessinit.")), "hessinit.training.")
+    # No context of torch or Python is cut, whoever has called it.
+    of_user = not inner.startswith(("torch", "hessinit", "contextlib"))
+    # The modules that call the user's functions where these may take long, and put nothing back meanwhile.
+    callers = (
+        "hessinit.training.",
+        "hessinit.problem.problem",
+        "hessinit.problem.batches",
+        "hessinit.init.recorder",
+    )
+    if caller.startswith(callers) and (of_user or inner.startswith("torch.utils.data")):
+        deliver_interrupts()
 
 
 @contextlib.contextmanager
@@ -122,6 +188,7 @@ class UserState:
         `convert` makes the stand-in of a tensor, by default a copy; a `nn.Parameter` stands for itself. With
         `hooks`, backward hooks stay on.
         """
+        deliver_interrupts()  # before each call of the user's functions
         stand_ins = StandIns(convert or _copy, seed)
         try:
             for holder in () if hooks else self._resting:
@@ -130,7 +197,11 @@ class UserState:
                 holder.exchange(stand_ins)
             yield stand_ins
         finally:
-            self.restore()
+            try:
+                self.restore()
+            except BaseException:  # of a part: the others are to come back, too
+                self.restore()
+                raise
 
     def restore(self) -> None:
         """Put back what every container, object and closure held; not what was written into a tensor."""
@@ -189,11 +260,7 @@ def untouched_model(model: nn.Module, *functions: Any) -> Iterator[ModelState]:
             yield found
         weights = found.chosen
     finally:
-        try:
-            found.restore(weights)
-        except BaseException:  # Ctrl-C, while it was restored
-            found.restore()
-            raise
+        found.restore(weights)
 
 
 class StandIns:

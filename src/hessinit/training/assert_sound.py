@@ -17,7 +17,7 @@ from hessinit.measurement.measure import measure
 from hessinit.measurement.soundness import REDRAW
 from hessinit.present import to_text, words
 from hessinit.problem.batches import read_batches
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, uninterrupted
 from hessinit.problem.validate import unwrap
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent
 from hessinit.results.curvature_report import CurvatureReport, Estimate, Finding
@@ -37,6 +37,7 @@ ADAM_EXCESS = 1000.0
 SIGNALS = ("signal lost", "activations grow", "activations shrink")
 
 
+@uninterrupted
 def assert_sound(
     model: nn.Module,
     loss: Loss,

@@ -23,7 +23,7 @@ from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
 from hessinit.problem.batches import Batch
-from hessinit.problem.problem import Forward, Loss, explain_module, explained_loss
+from hessinit.problem.problem import Forward, Loss, explain_module, explained_loss, uninterrupted
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
 from hessinit.results.initialization import DIVERGED
 from hessinit.results.result import Plain, from_plain, to_plain
@@ -47,6 +47,7 @@ Build = Callable[[], nn.Module]
 Key = tuple[str, float, int]  # scheme, learning rate, seed
 
 
+@uninterrupted
 def compare(
     build: Build, loss: Loss, data: Any, *,
     schemes: str | Iterable[str | Initializer] | Mapping[str, str | WriteWeights] = DEFAULT_SCHEMES,
@@ -148,6 +149,7 @@ def compare(
     )  # fmt: skip
 
 
+@uninterrupted
 def sweep(
     build: Build, loss: Loss, data: Any, *,
     stds: Iterable[float] = STDS, learning_rate: float = 0.01, layers: str | Iterable[str] | None = None,
