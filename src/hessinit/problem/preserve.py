@@ -29,9 +29,13 @@ _ONE_AT_A_TIME = threading.RLock()
 # ruff: noqa: NPY002
 
 
-# Of those that end a program, time it out or ask it to stop; programs let their handlers raise.
-_SIGNALS = [number for number in signal.Signals if number.name in {"SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1"}]
-# What has arrived and waits: the calls of the handlers, by the number of the signal.
+# Signals whose handlers raise: Ctrl-C, a request to end, a timeout.
+_SIGNALS = [one for one in signal.Signals if one.name in {"SIGINT", "SIGTERM", "SIGALRM"}]
+# Of our modules, those that call the user's code where it may take long.
+_CALLERS = tuple(
+    f"hessinit.{one}" for one in ("training.", "problem.problem", "problem.batches", "init.recorder")
+)
+# Those that have arrived and wait: the calls of their handlers.
 _arrived: dict[int, Callable[[], Any]] = {}
 
 
@@ -51,8 +55,10 @@ def uninterrupted(verb: Verb) -> Verb:
             with contextlib.ExitStack() as stack:
                 stack.callback(deliver_interrupts)
                 for number in _SIGNALS if in_main_thread else ():  # SIGINT, the first, is put back last
-                    handler = signal.getsignal(number)
-                    if callable(handler) and getattr(handler, "func", None) is not _receive:
+                    if (
+                        callable(handler := signal.getsignal(number))
+                        and getattr(handler, "func", None) is not _receive
+                    ):
                         stack.callback(signal.signal, number, handler)
                         signal.signal(number, functools.partial(_receive, handler))
                 result = verb(*args, **kwargs)
@@ -72,22 +78,18 @@ def deliver_interrupts() -> None:
 
 
 def _receive(handler: Callable[..., Any], number: int, frame: types.FrameType | None) -> None:
-    """Call the handler at once in the user's code, which may wait for long; else let the signal wait."""
+    """Call the handler at once in the user's code, which may wait for long; else let the signal wait.
+
+    That is where one of our modules runs it that puts nothing back meanwhile. No context of torch or Python
+    is cut, whoever has called it, but what waits for data or other processes is.
+    """
     _arrived[number] = functools.partial(handler, number, frame)
     names = [str(one.f_globals.get("__name__")) for one, _ in traceback.walk_stack(frame)]
-    library = sys.stdlib_module_names - {"contextlib", "concurrent"}  # the latter waits for processes
+    library = sys.stdlib_module_names - {"contextlib", "concurrent"}
     inner = next((name for name in names if name.partition(".")[0] not in library), "")
-    caller = next((name for name in names if name.startswith("hessinit.")), "hessinit.training.")
-    # No context of torch or Python is cut, whoever has called it.
-    of_user = not inner.startswith(("torch", "hessinit", "contextlib"))
-    # The modules that call the user's functions where these may take long, and put nothing back meanwhile.
-    callers = (
-        "hessinit.training.",
-        "hessinit.problem.problem",
-        "hessinit.problem.batches",
-        "hessinit.init.recorder",
-    )
-    if caller.startswith(callers) and (of_user or inner.startswith("torch.utils.data")):
+    caller = next((name for name in names if name.startswith("hessinit.")), _CALLERS[0])
+    is_users = not inner.startswith(("torch", "hessinit", "contextlib"))
+    if caller.startswith(_CALLERS) and (is_users or inner.startswith("torch.utils.data")):
         deliver_interrupts()
 
 
