@@ -29,14 +29,14 @@ _ONE_AT_A_TIME = threading.RLock()
 # ruff: noqa: NPY002
 
 
-# Signals whose handlers raise: Ctrl-C, a request to end, a timeout.
-_SIGNALS = [one for one in signal.Signals if one.name in {"SIGINT", "SIGTERM", "SIGALRM"}]
-# Of our modules, those that call the user's code where it may take long.
+# Signals whose handlers raise: Ctrl-C, a timeout, a request to end.
+_SIGNALS = [one for one in signal.Signals if one.name in {"SIGINT", "SIGALRM", "SIGTERM"}]
+# Our modules that call the user's code where it may take long, and where nothing is being put back.
 _CALLERS = tuple(
-    f"hessinit.{one}" for one in ("training.", "problem.problem", "problem.batches", "init.recorder")
+    f"hessinit.{name}" for name in ("training.", "problem.problem", "problem.batches", "init.recorder")
 )
-# Those that have arrived and wait: the calls of their handlers.
-_arrived: dict[int, Callable[[], Any]] = {}
+_deferred: set[int] = set()  # whose handlers are replaced
+_arrived: dict[int, Callable[[], Any]] = {}  # the calls of their handlers that wait
 
 
 def uninterrupted(verb: Verb) -> Verb:
@@ -54,12 +54,12 @@ def uninterrupted(verb: Verb) -> Verb:
         try:
             with contextlib.ExitStack() as stack:
                 stack.callback(deliver_interrupts)
-                for number in _SIGNALS if in_main_thread else ():  # SIGINT, the first, is put back last
-                    if (
-                        callable(handler := signal.getsignal(number))
-                        and getattr(handler, "func", None) is not _receive
-                    ):
+                # SIGINT, the first, is put back last: its handler cuts nothing short.
+                for number in _SIGNALS if in_main_thread and not _deferred else ():
+                    if callable(handler := signal.getsignal(number)):
                         stack.callback(signal.signal, number, handler)
+                        stack.callback(_deferred.discard, number)
+                        _deferred.add(number)
                         signal.signal(number, functools.partial(_receive, handler))
                 result = verb(*args, **kwargs)
         except BaseException:
@@ -78,18 +78,18 @@ def deliver_interrupts() -> None:
 
 
 def _receive(handler: Callable[..., Any], number: int, frame: types.FrameType | None) -> None:
-    """Call the handler at once in the user's code, which may wait for long; else let the signal wait.
+    """Call the handler at once in the user's code, which may take long; else let the signal wait.
 
-    That is where one of our modules runs it that puts nothing back meanwhile. No context of torch or Python
-    is cut, whoever has called it, but what waits for data or other processes is.
+    No context of torch or Python is cut, whoever has called it; what waits for data or processes is.
     """
     _arrived[number] = functools.partial(handler, number, frame)
     names = [str(one.f_globals.get("__name__")) for one, _ in traceback.walk_stack(frame)]
-    library = sys.stdlib_module_names - {"contextlib", "concurrent"}
+    library = sys.stdlib_module_names - {"concurrent", "contextlib"}
     inner = next((name for name in names if name.partition(".")[0] not in library), "")
     caller = next((name for name in names if name.startswith("hessinit.")), _CALLERS[0])
-    is_users = not inner.startswith(("torch", "hessinit", "contextlib"))
-    if caller.startswith(_CALLERS) and (is_users or inner.startswith("torch.utils.data")):
+    if caller.startswith(_CALLERS) and (
+        inner.startswith("torch.utils.data") or not inner.startswith(("torch", "hessinit", "contextlib"))
+    ):
         deliver_interrupts()
 
 
@@ -201,7 +201,7 @@ class UserState:
         finally:
             try:
                 self.restore()
-            except BaseException:  # of a part: the others are to come back, too
+            except BaseException:  # from one of them: the others come back all the same
                 self.restore()
                 raise
 
