@@ -3,11 +3,12 @@
 python benchmarks/interrupts.py                 # 3,000 signals, about ten minutes on one core
 python benchmarks/interrupts.py --count 300 --budget 60 --results /tmp/some.jsonl
 
-Every verb is interrupted at random moments of its work. Afterwards the model, its Parameters, buffers, gradients,
-modules, hooks and modes, torch's switches, function modes and levels of torch.func, the random states and the
-handler of the signal are compared with what they were. A verb that writes has to leave the old weights, or all
-of the new ones with its result in hand. A line of the record is a block of signals of one verb, with a seed of its
-own; a run that was stopped, or ran out of `--budget`, continues where the record ends.
+Every verb is interrupted at random moments of its work. Afterwards the model, its Parameters, buffers,
+gradients, modules, hooks and modes, torch's switches, function modes and levels of torch.func, the random
+states and the handler of the signal are compared with what they were. A verb that writes has to leave the old
+weights, or all of the new ones with its result in hand. A line of the record is a block of signals of one
+verb, with a seed of its own; a run that was stopped, or that used up its `--budget`, continues where the
+record ends.
 """
 
 from __future__ import annotations
@@ -189,11 +190,8 @@ def picture(model: nn.Module, verb: str) -> dict[str, Any]:
         "warnings": list(warnings.filters),
     }
     if verb not in DRAWS:
-        found["random states"] = (
-            bits(torch.get_rng_state()),
-            random.getstate(),
-            repr(numpy.random.get_state()),
-        )  # noqa: NPY002
+        of_numpy = numpy.random.get_state()  # noqa: NPY002 - the global one is at stake
+        found["random states"] = (bits(torch.get_rng_state()), random.getstate(), repr(of_numpy))
     for name, weight in model.named_parameters():
         found[f"parameter {name}"] = (id(weight), type(weight), weight.data_ptr(), weight.requires_grad)
         found[f"gradient of {name}"] = (id(weight.grad), bits(weight.grad))
@@ -279,15 +277,11 @@ def summarize(records: list[dict[str, Any]]) -> str:
         own = [one for one in records if one["verb"] == name]
         if own:
             counts = [sum(one[key] for one in own) for key in ("signals", "after the end")]
+            counts.append(sum(len(one["broken"]) for one in own))
             times = statistics.median(one["seconds"] for one in own), max(one["longest wait"] for one in own)
-            broken = sum(len(one["broken"]) for one in own)
-            lines.append(
-                f"{name:22} {counts[0]:8} {counts[1]:14} {broken:7} {times[0]:8.3f} {times[1]:13.3f}"
-            )
-    total, broken = (
-        sum(one["signals"] for one in records),
-        [text for one in records for text in one["broken"]],
-    )
+            lines.append("{:22} {:8} {:14} {:7} {:8.3f} {:13.3f}".format(name, *counts, *times))
+    total = sum(one["signals"] for one in records)
+    broken = [f"{one['verb']}: {text}" for one in records for text in one["broken"]]
     return "\n".join([*lines, f"{total} signals, {len(broken)} broken promises", *broken])
 
 
