@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.evaluation import Evaluation
+from hessinit.problem.preserve import uninterrupted
 
 
 class LinearOperator(ABC):
@@ -30,6 +31,7 @@ class LinearOperator(ABC):
     def _adjoint_product(self, vector: Tensor) -> Tensor:
         return self._product(vector)
 
+    @uninterrupted
     def __matmul__(self, vectors: Tensor) -> Tensor:
         if not isinstance(vectors, Tensor):
             raise TypeError(
@@ -110,6 +112,7 @@ class WeightOperator(LinearOperator):
         self.shape = (sum(leaves[name].numel() for name in names),) * 2
         self.dtype, self.device = leaves[names[0]].dtype, evaluations[0].problem.device
 
+    @uninterrupted  # a dense matrix takes many products
     def _sum_over_batches(self, product: Callable[[Evaluation], Sequence[Tensor]]) -> Tensor:
         found = (join(product(one)).detach() * one.weight for one in self.evaluations)
         return functools.reduce(torch.add, found)
@@ -199,10 +202,12 @@ class JacobianOperator(WeightOperator):
         self._rows = [evaluation.output.numel() for evaluation in self.evaluations]
         self.shape = (sum(self._rows), self.shape[1])
 
+    @uninterrupted
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)
         return join([evaluation.push(self.names, tangents) for evaluation in self.evaluations])
 
+    @uninterrupted
     def _adjoint_product(self, vector: Tensor) -> Tensor:
         pairs = zip(self.evaluations, vector.split(self._rows), strict=True)
         pulled = [join(e.pull(self.names, rows.view_as(e.output))) for e, rows in pairs]

@@ -20,7 +20,7 @@ from torch import nn
 
 from hessinit.errors import ProblemError, check_positive, choose, did_you_mean
 from hessinit.init import draws, mean_field, trace, weights
-from hessinit.problem.problem import Forward
+from hessinit.problem.problem import Forward, uninterrupted
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import check_model, check_present, check_switches, unwrap
 from hessinit.results.initialization import PlannedWeight, SchemePlan
@@ -43,6 +43,7 @@ Pair = tuple[float, float]
 _ONE_AT_A_TIME = threading.RLock()
 
 
+@uninterrupted
 @on_all_ranks(splits=["each"])
 @torch.inference_mode(False)
 def apply_scheme_(

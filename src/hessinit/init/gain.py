@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, choose
-from hessinit.problem.preserve import untouched_random_state
+from hessinit.problem.preserve import uninterrupted, untouched_random_state
 from hessinit.problem.validate import check_switches
 
 Function = Callable[[Tensor], Tensor]
@@ -29,6 +29,7 @@ NAMES = (
 _SYNONYMS = {"swish": "silu", "leakyrelu": "leaky_relu"}
 
 
+@uninterrupted
 def gain(activation: Activation, *, backward: bool = False) -> float:
     """The factor that keeps the signal's size through `activation`: 1/√E f(z)² for z ~ N(0, 1).
 

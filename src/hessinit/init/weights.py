@@ -22,7 +22,7 @@ from hessinit.errors import ProblemError
 from hessinit.init.context import Downstream, upstream_of
 from hessinit.init.recorder import trace_forward
 from hessinit.init.trace import Signal, Step, WeightUse, parametrized_name, simplify
-from hessinit.problem.problem import Forward
+from hessinit.problem.problem import Forward, uninterrupted
 from hessinit.problem.validate import find_layers, layer_name, unwrap
 
 _ROLES = {
@@ -354,6 +354,7 @@ def snapshot(targets: Sequence[Target], others: Iterable[nn.Parameter] = ()) -> 
     beside = [*(bias for target in targets for bias in target.biases().values()), *others]
     kept = {id(one): (one, one.detach().clone()) for one in beside}
 
+    @uninterrupted
     @torch.no_grad()
     def restore() -> None:
         for way in ways:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from hessinit.errors import ProblemError, choose
 from hessinit.problem.batches import cast, read_few
-from hessinit.problem.preserve import UserState, untouched_random_state
+from hessinit.problem.preserve import UserState, uninterrupted, untouched_random_state
 from hessinit.problem.problem import Loss
 from hessinit.problem.validate import check_model, unwrap
 
@@ -38,6 +38,7 @@ _RELATIVE, _ABSOLUTE = 5e-5, 1e-6
 _OTHERWISE = "call hessinit.measure(model, loss, batch, forward=…) with the loss that you train"
 
 
+@uninterrupted
 def logits_problem(
     model: nn.Module, batch: Any, *, task: str = "auto"
 ) -> tuple[nn.Module, Loss, Any, dict[str, Any]]:

@@ -32,7 +32,7 @@ from hessinit.errors import (
 )
 from hessinit.problem import validate
 from hessinit.problem.double_backward import matrix_products
-from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
+from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions, uninterrupted
 from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import EVERYTHING, Layer, check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import ONLY_BOUNDED, CurvatureReport, Estimate, LayerCurvature, Spread
@@ -252,6 +252,7 @@ class Rows:
         )  # fmt: skip
 
 
+@uninterrupted
 @on_all_ranks()
 def measure(
     model: nn.Module,
@@ -416,9 +417,10 @@ def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) ->
     message = f"{shown} did not reach tolerance={tolerance:g}: {loose[0][1].reason}."
     if strict:
         raise ConvergenceError(message)
-    warnings.warn(message, ConvergenceWarning, stacklevel=4)  # past the decorator
+    warnings.warn(message, ConvergenceWarning, stacklevel=5)  # past the decorators
 
 
+@uninterrupted
 def hessian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]) -> HessianOperator:
     """The exact Hessian of the loss by the chosen weights (all by default), as an operator on flat vectors.
 
@@ -432,6 +434,7 @@ def hessian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemO
     return _operator(HessianOperator, model, loss, batch, options)
 
 
+@uninterrupted
 def gauss_newton(
     model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]
 ) -> GaussNewtonOperator:
@@ -439,6 +442,7 @@ def gauss_newton(
     return _operator(GaussNewtonOperator, model, loss, batch, options)
 
 
+@uninterrupted
 def jacobian(model: nn.Module, loss: Loss, batch: Any, **options: Unpack[ProblemOptions]) -> JacobianOperator:
     """The derivative of the model's outputs by the chosen weights, (outputs, weights).
 

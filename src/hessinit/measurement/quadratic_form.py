@@ -19,7 +19,7 @@ from hessinit.curvature.probes import ProbeKind, ProbeStream
 from hessinit.curvature.progress import cost_of
 from hessinit.errors import ProblemError, check_names, choose, did_you_mean
 from hessinit.measurement.measure import facts_of, in_running_order, note_unchecked, notes_on
-from hessinit.problem.problem import Loss, Problem, ProblemOptions
+from hessinit.problem.problem import Loss, Problem, ProblemOptions, uninterrupted
 from hessinit.problem.validate import Layer, check_model, check_whole, layer_name, unwrap
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
@@ -120,6 +120,7 @@ _MOST_AT_ONCE = 16
 _BYTES_AT_ONCE = 2**25
 
 
+@uninterrupted
 def quadratic_form(
     model: nn.Module,
     loss: Loss,

@@ -10,12 +10,14 @@ import functools
 import inspect
 import operator
 import random
+import signal
 import sys
 import threading
+import traceback
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy
 import torch
@@ -24,11 +26,77 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from hessinit.errors import ProblemError
 
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
 # Two threads at once would restore each other's state: the user's would be lost.
 _ONE_AT_A_TIME = threading.RLock()
 
 # The global generators are at stake here, not ones of our own.
 # ruff: noqa: NPY002
+
+
+# Signals whose handlers raise: Ctrl-C, a timeout, a request to end.
+_SIGNALS = [one for one in signal.Signals if one.name in {"SIGINT", "SIGALRM", "SIGTERM"}]
+# Our modules that call the user's code where it may take long, and where nothing is being put back.
+_CALLERS = tuple(
+    f"hessinit.{name}" for name in ("training.", "problem.problem", "problem.batches", "init.recorder")
+)
+_deferred: set[int] = set()  # whose handlers are replaced
+_arrived: dict[int, Callable[[], Any]] = {}  # the calls of their handlers that wait
+
+
+def uninterrupted(verb: Verb) -> Verb:
+    """The verb, which no signal cuts in half; every public one that runs the user's model is decorated so.
+
+    Ctrl-C raises between any two instructions of the main thread, in `finally` and `__exit__` too, and in
+    those of torch. While the verb works, the handlers of signals are called only where an exception is as
+    good as one of the user's: in their code, before the next call of it, and at the end. What the verb has
+    written is undone if a handler raises at the end, as the caller gets no result.
+    """
+
+    @functools.wraps(verb)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result, in_main_thread = None, threading.current_thread() is threading.main_thread()
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.callback(deliver_interrupts)
+                # SIGINT, the first, is put back last: its handler cuts nothing short.
+                for number in _SIGNALS if in_main_thread and not _deferred else ():
+                    if callable(handler := signal.getsignal(number)):
+                        stack.callback(signal.signal, number, handler)
+                        stack.callback(_deferred.discard, number)
+                        _deferred.add(number)
+                        signal.signal(number, functools.partial(_receive, handler))
+                result = verb(*args, **kwargs)
+        except BaseException:
+            if go_back := getattr(result, "_go_back", None):
+                go_back()
+            raise
+        return result  # nothing is called from here on: the caller has it
+
+    return called  # type: ignore[return-value]
+
+
+def deliver_interrupts() -> None:
+    """Call the handlers of the signals that have arrived; for where an exception does no harm."""
+    while _arrived and threading.current_thread() is threading.main_thread():
+        _arrived.popitem()[1]()
+
+
+def _receive(handler: Callable[..., Any], number: int, frame: types.FrameType | None) -> None:
+    """Call the handler at once in the user's code, which may take long; else let the signal wait.
+
+    No context of torch or Python is cut, whoever has called it; what waits for data or processes is.
+    """
+    _arrived[number] = functools.partial(handler, number, frame)
+    names = [str(one.f_globals.get("__name__")) for one, _ in traceback.walk_stack(frame)]
+    library = sys.stdlib_module_names - {"concurrent", "contextlib"}
+    inner = next((name for name in names if name.partition(".")[0] not in library), "")
+    caller = next((name for name in names if name.startswith("hessinit.")), _CALLERS[0])
+    if caller.startswith(_CALLERS) and (
+        inner.startswith("torch.utils.data") or not inner.startswith(("torch", "hessinit", "contextlib"))
+    ):
+        deliver_interrupts()
 
 
 @contextlib.contextmanager
@@ -154,6 +222,7 @@ class UserState:
         `convert` makes the stand-in of a tensor, by default a copy; a `nn.Parameter` stands for itself. With
         `hooks`, backward hooks stay on.
         """
+        deliver_interrupts()  # before each call of the user's functions
         stand_ins = StandIns(convert or _copy, seed)
         try:
             for holder in () if hooks else self._resting:
@@ -162,7 +231,11 @@ class UserState:
                 holder.exchange(stand_ins)
             yield stand_ins
         finally:
-            self.restore()
+            try:
+                self.restore()
+            except BaseException:  # from one of them: the others come back all the same
+                self.restore()
+                raise
 
     def restore(self) -> None:
         """Put back what every container, object and closure held; not what was written into a tensor."""
@@ -221,11 +294,7 @@ def untouched_model(model: nn.Module, *functions: Any) -> Iterator[ModelState]:
             yield found
         weights = found.chosen
     finally:
-        try:
-            found.restore(weights)
-        except BaseException:  # Ctrl-C, while it was restored
-            found.restore()
-            raise
+        found.restore(weights)
 
 
 class StandIns:

@@ -19,6 +19,7 @@ from hessinit.problem import validate
 from hessinit.problem.batches import Batch, cast, map_tensors, read_batches, tensors_in
 from hessinit.problem.double_backward import Substitutes, default_device, twice_differentiable
 from hessinit.problem.preserve import Draws, UserState, untouched_random_state
+from hessinit.problem.preserve import uninterrupted as uninterrupted
 from hessinit.problem.validate import Layer, check_apart, check_present, check_values, find_layers
 
 _NO_DERIVATIVE = re.compile(r"derivative for '?(?:aten::)?(\w+)'? is not implemented")

@@ -19,7 +19,7 @@ from hessinit.measurement import measure
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
 from hessinit.problem.determinism import check_draw_repeats
-from hessinit.problem.problem import Loss, Problem
+from hessinit.problem.problem import Loss, Problem, uninterrupted
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import check_switches, check_whole, unwrap
 from hessinit.results import advice as results
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@uninterrupted
 @on_all_ranks(lambda ranks, _, work: ranks.first(work, last=True))
 def advise(
     model: nn.Module,
@@ -129,7 +130,7 @@ def advise(
         message = f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."
         if strict:
             raise ConvergenceError(message)
-        warnings.warn(message, ConvergenceWarning, stacklevel=3)  # past the decorator
+        warnings.warn(message, ConvergenceWarning, stacklevel=4)  # past the decorators
     return advice
 
 

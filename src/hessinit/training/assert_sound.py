@@ -18,7 +18,7 @@ from hessinit.measurement.measure import measure
 from hessinit.measurement.soundness import REDRAW
 from hessinit.present import to_text, words
 from hessinit.problem.batches import read_batches
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, uninterrupted
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import list_patterns, unwrap
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent
@@ -41,6 +41,7 @@ OVERRULES = 0.2
 SIGNALS = ("signal lost", "activations grow", "activations shrink")
 
 
+@uninterrupted
 @on_all_ranks(lambda ranks, _, work: ranks.first(work, last=True))
 def assert_sound(
     model: nn.Module,

@@ -24,7 +24,7 @@ from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
 from hessinit.problem.batches import Batch
-from hessinit.problem.problem import Forward, Loss, explained, explained_loss
+from hessinit.problem.problem import Forward, Loss, explained, explained_loss, uninterrupted
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
 from hessinit.results.initialization import DIVERGED
@@ -49,6 +49,7 @@ Build = Callable[[], nn.Module]
 Key = tuple[str, float, int]  # scheme, learning rate, seed
 
 
+@uninterrupted
 @on_all_ranks(splits=["each"])
 def compare(
     build: Build, loss: Loss, data: Any, *,
@@ -153,6 +154,7 @@ def compare(
     )  # fmt: skip
 
 
+@uninterrupted
 def sweep(
     build: Build, loss: Loss, data: Any, *,
     stds: Iterable[float] = STDS, learning_rate: float = 0.01, layers: str | Iterable[str] | None = None,

@@ -24,7 +24,7 @@ from hessinit.measurement.measure import note_unchecked
 from hessinit.present.advice import WAYS_TO_LEARN
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
-from hessinit.problem.problem import Forward, Loss, ProblemOptions
+from hessinit.problem.problem import Forward, Loss, ProblemOptions, uninterrupted
 from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import LEARNED, Initialization, Trial
@@ -61,6 +61,7 @@ def _on_first_rank(ranks: Ranks, model: nn.Module, work: Callable[[], Initializa
     return replace(result, _go_back=old, _save_weights=save) if applied else result
 
 
+@uninterrupted
 @on_all_ranks(_on_first_rank)
 @torch.inference_mode(False)
 def initialize_(
@@ -202,17 +203,17 @@ def initialize_(
         missed = not result.converged and not result.flat_enough
         if strict and missed:
             raise ConvergenceError(result.reason)
+        notes = (*result.notes, *note_unchecked(check))
+        result = _priced(replace(result, notes=notes, seconds=time.perf_counter() - started), factory)
+        if missed:
+            warnings.warn(result.reason, ConvergenceWarning, stacklevel=5)  # past the decorators
     except BaseException:
         restore()
         raise
-    notes = (*result.notes, *note_unchecked(check))
-    result = _priced(replace(result, notes=notes, seconds=time.perf_counter() - started), factory)
     if dry_run or not result.learned:
         restore()
     else:
         result = replace(result, _go_back=restore, _save_weights=partial(_save_weights, inside))
-    if missed:
-        warnings.warn(result.reason, ConvergenceWarning, stacklevel=4)  # past the decorators
     return result
 
 

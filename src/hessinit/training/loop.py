@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from hessinit.errors import ProblemError, accepts, check_positive, choose
 from hessinit.problem import validate
 from hessinit.problem.double_backward import in_mode
-from hessinit.problem.preserve import untouched_random_state
+from hessinit.problem.preserve import uninterrupted, untouched_random_state
 from hessinit.problem.problem import Forward, Loss
 from hessinit.results.track_record import Tracking
 from hessinit.training.data import copy_to, device_of, read_data, seed_everything
@@ -73,6 +73,7 @@ def train(
     return losses, ""
 
 
+@uninterrupted
 def evaluate_loss(model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward: Forward | None) -> Tensor:
     inputs, targets = batch
     output = model(inputs) if forward is None else forward(model, inputs)

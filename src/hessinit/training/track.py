@@ -24,7 +24,7 @@ from hessinit.measurement import measure
 from hessinit.present.track_record import warn_of_limit
 from hessinit.problem.batches import read_batches, tensors_in
 from hessinit.problem.determinism import check_draw_repeats
-from hessinit.problem.problem import Loss, Problem
+from hessinit.problem.problem import Loss, Problem, uninterrupted
 from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import check_switches, check_whole, find_layers, unwrap
 from hessinit.results import track_record as results
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@uninterrupted
 @on_all_ranks()
 def track(
     model: nn.Module, loss: Loss, batch: Any, *, every: int = 10, optimizer: rules.AnyOptimizer | None = None,
@@ -212,6 +213,7 @@ class Tracker:
     def __exit__(self, *failure: object) -> None:
         self.close()
 
+    @uninterrupted
     def _measure(self, must_succeed: bool = False) -> TrackedPoint:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # what training still has to compute is not our time
@@ -230,8 +232,8 @@ class Tracker:
         self._budget.count(time.perf_counter() - started)
         if self._crosses_limit() and self._warn:
             message = warn_of_limit(point, self._record.optimizer)
-            # The caller of step, or of track, which is decorated.
-            warnings.warn(message, EdgeOfStabilityWarning, stacklevel=4 if must_succeed else 3)
+            # The caller of step, or of track; both this and track are decorated.
+            warnings.warn(message, EdgeOfStabilityWarning, stacklevel=6 if must_succeed else 4)
         return point
 
     def _make_point(self, started: float, must_succeed: bool) -> TrackedPoint:

@@ -1,0 +1,308 @@
+"""Ctrl-C at any moment of any verb: everything is as it was, or the result is there. With real signals."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hessinit
+from conftest import read_global_torch_state
+from tiny import LOSS, batch, raise_from
+from zoo.snapshot import differences, snapshot
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="sends signals"),
+    pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning"),
+]
+
+SIGNALS = 15  # for each of the 20 verbs
+SENDER = """
+import os, signal, sys, time
+for line in sys.stdin:
+    time.sleep(max(0.0, float(line) - time.perf_counter()))
+    os.kill(os.getppid(), signal.SIGINT)
+"""
+BATCH = batch(12)
+EACH = DataLoader(TensorDataset(*BATCH), batch_size=4)
+FEW: dict[str, Any] = {"seeds": 1, "steps": 10, "batch_size": 4, "workers": 1, "progress": False}
+FREEZE: dict[str, Any] = {"dropout": "freeze"}
+
+
+def build() -> nn.Module:
+    """With what a forward and a training may move: statistics, masks, gradients and hooks."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        first, last = nn.Linear(4, 5), nn.Linear(5, 3)
+        model = nn.Sequential(first, nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.1), last)
+        model(BATCH[0]).sum().backward()
+    model[1].register_forward_hook(lambda module, given, output: output + 0)
+    return model
+
+
+class Labelled(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        logits = self.inner(inputs)
+        return type("Output", (), {"logits": logits, "loss": LOSS(logits, labels)})()
+
+
+def race(model: nn.Module) -> Any:
+    return hessinit.initialize_(model, LOSS, BATCH, lr=0.1, data=EACH, trial_steps=3, progress=False)
+
+
+def track(model: nn.Module) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    quiet: dict[str, Any] = {"path": None, "log_to": None, "warn": False}
+    return hessinit.track(model, LOSS, BATCH, optimizer=optimizer, **quiet).measure()
+
+
+def sound(model: nn.Module) -> Any:
+    try:
+        return hessinit.assert_sound(model, LOSS, BATCH, lr=1e-3, optimizer="adamw", **FREEZE)
+    except AssertionError as verdict:
+        return verdict
+
+
+def products(model: nn.Module) -> Any:
+    operators = (hessinit.hessian, hessinit.gauss_newton, hessinit.jacobian)
+    return [make(model, LOSS, BATCH, **FREEZE).to_dense() for make in operators]
+
+
+def scheme(name: str) -> Callable[[nn.Module], Any]:
+    return lambda model: hessinit.apply_scheme_(model, name, sample=BATCH[0])
+
+
+def labelled(model: nn.Module) -> Any:
+    return hessinit.logits_problem(Labelled(model), {"inputs": BATCH[0], "labels": BATCH[1]})
+
+
+VERBS: dict[str, Callable[[nn.Module], Any]] = {
+    "measure": lambda model: hessinit.measure(model, LOSS, BATCH, **FREEZE),
+    "both": lambda model: hessinit.measure(model, LOSS, EACH, curvature="both", **FREEZE),
+    "bounds": lambda model: hessinit.measure(model.eval(), LOSS, BATCH, jacobians=True),
+    "diagnostics": lambda model: hessinit.measure(model, LOSS, BATCH, diagnostics=True, **FREEZE),
+    "trace": lambda model: hessinit.measure(model, LOSS, BATCH, top=2, trace=True, **FREEZE),
+    "operators": products,
+    "quadratic_form": lambda model: hessinit.quadratic_form(model, LOSS, BATCH, **FREEZE),
+    "advise": lambda model: hessinit.advise(model, LOSS, BATCH, optimizer="adamw"),
+    "assert_sound": sound,
+    "track": track,
+    "initialize_": lambda model: hessinit.initialize_(model, LOSS, BATCH, lr=0.1),
+    "dry_run": lambda model: hessinit.initialize_(model, LOSS, BATCH, lr=0.1, dry_run=True),
+    "gains": lambda model: hessinit.initialize_(model.eval(), LOSS, BATCH, lr=0.1, scaling="all"),
+    "race": race,
+    "he": scheme("he"),
+    "lsuv": scheme("lsuv"),
+    "logits_problem": labelled,
+    "gain": lambda model: hessinit.gain(lambda x: x * torch.sigmoid(x)),
+    "compare": lambda model: hessinit.compare(
+        build, LOSS, BATCH, schemes=["he"], learning_rates=[0.1], **FEW
+    ),
+    "sweep": lambda model: hessinit.sweep(build, LOSS, BATCH, stds=[0.1], **FEW),
+}
+
+
+@pytest.fixture(scope="module")
+def send_at() -> Iterator[Callable[[float], None]]:
+    """Another process sends a SIGINT to this one at a moment of `time.perf_counter`."""
+    process = subprocess.Popen([sys.executable, "-c", SENDER], stdin=subprocess.PIPE, text=True)
+    pipe: Any = process.stdin
+    yield lambda moment: print(repr(moment), file=pipe, flush=True)
+    pipe.close()
+    process.wait()
+
+
+def values(model: nn.Module) -> list[Any]:
+    return [weight.tolist() for weight in model.parameters()]
+
+
+def picture(model: nn.Module, writes: bool) -> dict[str, Any]:
+    """All that must stay; the values of the weights are compared beside it where the verb writes."""
+    found = {**snapshot(model, LOSS, BATCH), **read_global_torch_state()}
+    if writes:
+        names = [f"state of {name}" for name, _ in model.named_parameters()]
+        found = {name: value for name, value in found.items() if name not in (*names, "torch random state")}
+    # The stacks of function modes and of torch.func have no public names.
+    found["function modes"] = list(torch.overrides._get_current_function_mode_stack())
+    found["level of torch.func"] = torch._C._functorch.maybe_current_level()
+    found["handler"] = signal.getsignal(signal.SIGINT)
+    return found
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_interrupt_at_any_moment_leaves_all_as_it_was_or_the_result_in_hand(
+    verb: str, send_at: Callable[[float], None]
+) -> None:
+    run, source, writes = (
+        VERBS[verb],
+        random.Random(verb),
+        verb in ("initialize_", "gains", "race", "he", "lsuv"),
+    )
+    run(build())  # what is done once, in the first call
+    torch.manual_seed(2)
+    model, started = build(), time.perf_counter()
+    run(model)
+    seconds, new = time.perf_counter() - started, values(model)
+    for number in range(SIGNALS):
+        model, result = build(), None
+        if verb in ("bounds", "gains"):
+            model.eval()
+        torch.manual_seed(2)
+        before, old = picture(model, writes), values(model)
+        try:
+            send_at(time.perf_counter() + source.uniform(0.0, seconds))
+            result = run(model)
+            time.sleep(30)
+            pytest.fail("no signal came, also not after the end")
+        except KeyboardInterrupt:
+            pass
+        assert differences(before, picture(model, writes)) == [], f"signal {number}"
+        assert values(model) == (new if writes and result is not None else old), f"signal {number}"
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_an_interrupt_of_the_last_forward_of_initialize_brings_the_old_weights_back(dry_run: bool) -> None:
+    def calling(count: Callable[[], Any]) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
+        return lambda model, inputs: (count(), model(inputs))[1]
+
+    def initialize(model: nn.Module, count: Callable[[], Any]) -> None:
+        hessinit.initialize_(model, LOSS, BATCH, lr=0.1, forward=calling(count), dry_run=dry_run)
+
+    calls = itertools.count()
+    initialize(build(), lambda: next(calls))
+    # At the end, after the last trial, a gradient is timed, once or twice.
+    model, stop = build(), raise_from(next(calls) - 1, KeyboardInterrupt("at the end"))
+    old = values(model)
+    with pytest.raises(KeyboardInterrupt, match="at the end"):
+        initialize(model, stop)
+    assert values(model) == old
+
+
+@pytest.mark.filterwarnings("error::hessinit.ConvergenceWarning")
+def test_a_warning_that_is_an_error_brings_the_old_weights_back() -> None:
+    model = build().eval()
+    old = values(model)
+    with pytest.raises(hessinit.ConvergenceWarning, match="XX"):
+        hessinit.initialize_(model, LOSS, BATCH, target=1e6, max_sharpening=1.01)
+    assert values(model) == old
+
+
+def later(seconds: float = 0.1) -> None:
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+@pytest.mark.parametrize("place", ["forward", "loss", "data", "build"])
+def test_code_that_waits_is_interrupted_at_once(place: str) -> None:
+    first, model = [place], build()
+    before = picture(model, False)
+
+    def wait(here: str) -> None:
+        if here in first:
+            first.clear()
+            later()
+            time.sleep(30)
+
+    def forward(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        wait("forward")
+        return model(inputs)
+
+    def loss(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        wait("loss")
+        return LOSS(output, labels)
+
+    def batches() -> Iterator[Any]:
+        wait("data")
+        yield BATCH
+
+    def make() -> nn.Module:
+        wait("build")
+        return build()
+
+    def run() -> None:
+        if place == "build":
+            hessinit.compare(make, LOSS, BATCH, **FEW)
+        hessinit.measure(model, loss, batches(), forward=forward, **FREEZE)
+
+    started = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert time.perf_counter() - started < 15
+    assert differences(before, picture(model, False)) == []
+
+
+def test_a_handler_of_the_user_s_own_is_called_and_kept() -> None:
+    calls, heard = itertools.count(), queue.SimpleQueue[int]()  # neither is put back by a measurement
+
+    def listen(number: int, frame: object) -> None:
+        heard.put(number)
+
+    def forward(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        if next(calls) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return model(inputs)
+
+    before = signal.signal(signal.SIGINT, listen)
+    try:
+        report = hessinit.measure(build(), LOSS, BATCH, forward=forward, **FREEZE)
+        assert signal.getsignal(signal.SIGINT) is listen
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (heard.get_nowait(), heard.empty()) == (signal.SIGINT, True)
+    assert report.network.norm > 0
+
+
+def test_a_timeout_by_an_alarm_leaves_all_as_it_was() -> None:
+    class Expired(BaseException):
+        pass
+
+    def expire(number: int, frame: object) -> None:
+        raise Expired
+
+    def measure(seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        while True:
+            hessinit.measure(model, LOSS, BATCH, **FREEZE)
+
+    hessinit.measure(build(), LOSS, BATCH, **FREEZE)
+    before, model = signal.signal(signal.SIGALRM, expire), build()
+    kept, source = picture(model, False), random.Random(0)
+    try:
+        for _ in range(20):
+            with pytest.raises(Expired):
+                measure(source.uniform(1e-4, 1e-2))
+            assert differences(kept, picture(model, False)) == []
+            assert signal.getsignal(signal.SIGALRM) is expire
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_another_thread_measures_without_touching_the_handlers() -> None:
+    found: list[Any] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def work() -> None:
+        found.append(hessinit.measure(build(), LOSS, BATCH, **FREEZE).network.norm)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found[0] == hessinit.measure(build(), LOSS, BATCH, **FREEZE).network.norm
+    assert signal.getsignal(signal.SIGINT) is before
