@@ -5,6 +5,7 @@
     python benchmarks/answers.py warmup                     `advice.warmup` against trainings with and without
     python benchmarks/answers.py invariances                what training does not depend on
     python benchmarks/answers.py verdicts                   `assert_sound(lr=...)` against the trainings
+    python benchmarks/answers.py ranks                      `advise` and `initialize_` in DDP on two ranks
     python benchmarks/answers.py show                       the tables of all of them
 
 Every part continues where it was stopped: a finished cell is appended to its record in `results/` at once,
@@ -28,6 +29,7 @@ import json
 import math
 import os
 import random
+import socket
 import statistics
 import time
 import warnings
@@ -50,7 +52,7 @@ import hessinit
 RESULTS = Path(__file__).parent / "results"
 GRIDS, ADVICE = RESULTS / "answers.jsonl", RESULTS / "answers-advice.jsonl"
 INVARIANCES, VERDICTS = RESULTS / "answers-invariances.jsonl", RESULTS / "answers-verdicts.jsonl"
-WARMUPS = RESULTS / "answers-warmup.jsonl"
+WARMUPS, ON_RANKS = RESULTS / "answers-warmup.jsonl", RESULTS / "answers-ranks.jsonl"
 STEPS, LAST = 200, 20
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": SGD,
@@ -612,6 +614,95 @@ def show_warmups(rows: list[Row], grids: dict[tuple[str, str, int], Outcome]) ->
     print(f"warmup: {right} of {total} right ({right / max(total, 1):.1%})")
 
 
+# --- Two ranks --------------------------------------------------------------------------------------------
+
+IN_DDP = ("mlp", "cnn", "vision transformer", "transformer, pre-LN", "regression", "vae, digits")
+RANKS = 2
+
+
+def ranks(options: argparse.Namespace) -> None:
+    cells = [Cell(name, optimizer, 0) for name in IN_DDP for optimizer in OPTIMIZERS]
+    options.workers = 1  # it starts processes of its own
+    run_all(advise_in_ddp, cells, options.record or ON_RANKS, options.label, options)
+
+
+def advise_in_ddp(cell: Cell, _: float) -> Row | None:
+    """What each rank is told, with its half of every mini-batch, and a training in DDP at the rate of rank 0."""
+    context, (listener, port) = get_context("spawn"), free_port()
+    listener.close()
+    told: Any = context.SimpleQueue()
+    processes = [context.Process(target=work_as_rank, args=(rank, port, cell, told)) for rank in range(RANKS)]
+    for process in processes:
+        process.start()
+    rows = sorted((told.get() for _ in processes), key=lambda row: row["rank"])
+    for process in processes:
+        process.join()
+    return {"ranks": rows}
+
+
+def free_port() -> tuple[socket.socket, int]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    return listener, listener.getsockname()[1]
+
+
+def work_as_rank(rank: int, port: int, cell: Cell, told: Any) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    address = f"tcp://127.0.0.1:{port}"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=RANKS)
+    bench = Bench(cell)
+    model = nn.parallel.DistributedDataParallel(bench.model())
+    row: Row = {"rank": rank, "refused": {}}
+    for verb, extra in ((hessinit.advise, {}), (hessinit.initialize_, {"lr": 0.1})):
+        try:
+            verb(model, bench.case.loss, own_half(bench, STEPS, rank), optimizer=cell.optimizer, **extra)
+        except hessinit.ProblemError as refusal:
+            row["refused"][verb.__name__] = str(refusal)[:200]
+    batch = own_half(bench, STEPS, rank)
+    advice = hessinit.advise(model, bench.case.loss, batch, optimizer=cell.optimizer, distributed="batch")
+    row["lr"] = rounded(advice.learning_rate)
+    optimizer = bench.optimizer(model, advice.learning_rate)
+    losses = []
+    for step in range(STEPS):
+        inputs, targets = own_half(bench, step, rank)
+        value = bench.case.loss(model(inputs), targets)
+        losses.append(value.item())
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    row["loss"] = rounded(statistics.fmean(losses[-LAST:]))
+    model = nn.parallel.DistributedDataParallel(bench.model())
+    hessinit.initialize_(
+        model, bench.case.loss, batch, lr=0.1, optimizer=cell.optimizer, distributed="batch", report=False
+    )
+    row["weights"] = math.fsum(float(one.double().sum()) for one in model.parameters())
+    told.put(row)
+    torch.distributed.destroy_process_group()
+
+
+def own_half(bench: Bench, step: int, rank: int) -> tuple[Any, Any]:
+    rows = bench.rows[step].chunk(RANKS)[rank]
+    return take(bench.inputs, rows), take(bench.targets, rows)
+
+
+def show_ranks(rows: list[Row], grids: dict[tuple[str, str, int], Outcome]) -> None:
+    near = alike = refused = 0
+    for row in rows:
+        first, second = row["ranks"]
+        losses = [one["loss"] for one in row["ranks"]]
+        excess = grids[key_of(row)].excess(None if None in losses else statistics.fmean(losses))
+        near += excess <= TOLERATED
+        alike += first["lr"] == second["lr"] and first["weights"] == second["weights"]
+        refused += all(len(one["refused"]) == 2 for one in row["ranks"])
+        if excess > TOLERATED:
+            print(f"  {row['case']}, {row['optimizer']}: rate {first['lr']}, excess {excess:.1%}")
+    print(
+        f"two ranks: {near} of {len(rows)} within {TOLERATED:.0%} of the fall; {alike} with the same rate and"
+    )
+    print(f"initial weights on both; {refused} refused where distributed= was left out")
+
+
 # --- The tables -------------------------------------------------------------------------------------------
 
 
@@ -622,6 +713,7 @@ def show(options: argparse.Namespace) -> None:
         INVARIANCES: show_invariances,
         VERDICTS: lambda rows: show_verdicts(rows, grids),
         WARMUPS: lambda rows: show_warmups(rows, grids),
+        ON_RANKS: lambda rows: show_ranks(rows, grids),
     }
     for default, table in print_table.items():
         record = options.record / default.name if options.record else default
@@ -699,7 +791,7 @@ def main() -> None:
     )
     parts = {
         "grid": grid, "advise": advise, "warmup": warmup, "invariances": invariances, "verdicts": verdicts,
-        "show": show,
+        "ranks": ranks, "show": show,
     }  # fmt: skip
     parser.add_argument("part", choices=list(parts))
     parser.add_argument("--workers", type=int, default=1)
