@@ -44,6 +44,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded, here an
 
 import torch
 from answers_cases import CASES
+from record import run_facts
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -229,6 +230,10 @@ def run_all(work: Work, cells: Iterable[Cell], record: Path, label: str | None, 
     deadline = time.time() + (options.budget or math.inf)
     print(f"{len(missing)} cells to do", flush=True)
     done = 0
+    if missing:
+        facts = run_facts(f"answers.py {options.part}", label=label, workers=options.workers)
+        with record.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(facts) + "\n")
     for cell, row, seconds in results_of(work, missing, deadline, options.workers):
         if row is None:
             continue
@@ -254,13 +259,13 @@ def results_of(
             yield future.result()
 
 
-def read(record: Path) -> list[Row]:
-    """The rows of a record; a last line that was cut off is left out."""
+def read(record: Path, key: str = "case") -> list[Row]:
+    """The rows of a record with this key; a last line that was cut off is left out."""
     rows = []
     for line in record.read_text(encoding="utf-8").splitlines() if record.exists() else ():
         with contextlib.suppress(json.JSONDecodeError):
             rows.append(json.loads(line))
-    return rows
+    return [row for row in rows if key in row]
 
 
 def key_of(row: Row) -> tuple[str, str, int]:
@@ -627,7 +632,7 @@ def ranks(options: argparse.Namespace) -> None:
 
 
 def advise_in_ddp(cell: Cell, _: float) -> Row | None:
-    """What each rank is told, with its half of every mini-batch, and a training in DDP at the rate of rank 0."""
+    """What each rank is told, with its half of every mini-batch, and a training in DDP at that rate."""
     context, (listener, port) = get_context("spawn"), free_port()
     listener.close()
     told: Any = context.SimpleQueue()
@@ -697,10 +702,8 @@ def show_ranks(rows: list[Row], grids: dict[tuple[str, str, int], Outcome]) -> N
         refused += all(len(one["refused"]) == 2 for one in row["ranks"])
         if excess > TOLERATED:
             print(f"  {row['case']}, {row['optimizer']}: rate {first['lr']}, excess {excess:.1%}")
-    print(
-        f"two ranks: {near} of {len(rows)} within {TOLERATED:.0%} of the fall; {alike} with the same rate and"
-    )
-    print(f"initial weights on both; {refused} refused where distributed= was left out")
+    print(f"two ranks: {near} of {len(rows)} within {TOLERATED:.0%} of the fall")
+    print(f"  {alike} with the same rate and initial weights on both; {refused} refused without distributed=")
 
 
 # --- The tables -------------------------------------------------------------------------------------------
@@ -715,10 +718,14 @@ def show(options: argparse.Namespace) -> None:
         WARMUPS: lambda rows: show_warmups(rows, grids),
         ON_RANKS: lambda rows: show_ranks(rows, grids),
     }
+    for facts in read(options.grids, "command"):
+        print(json.dumps(facts))
     for default, table in print_table.items():
         record = options.record / default.name if options.record else default
         rows = [row for row in read(record) if CASES[row["case"]].held_out == options.held_out]
         rows = [row for row in rows if key_of(row) in grids]
+        for facts in read(record, "command") if rows else ():
+            print(json.dumps(facts))
         for label in dict.fromkeys(row["label"] for row in rows):
             if not options.label or label == options.label:
                 print(f"== {default.stem}: {label}{', held out' * options.held_out}")
