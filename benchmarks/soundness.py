@@ -30,7 +30,9 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -452,6 +454,8 @@ def kinds_of(pair: Pair) -> list[str]:
     except AssertionError as failure:
         found = [kind for kind in KINDS if KINDS[kind] in str(failure).partition("\n\n")[0]]
         return found or ["other"]
+    except hessinit.ProblemError:
+        return ["refused"]
     return []
 
 
@@ -459,7 +463,7 @@ def kinds_of(pair: Pair) -> list[str]:
 KINDS = {
     "not finite": "NaN or inf", "no gradient": "no gradient", "identical units": "same weights and gradients",
     "signal lost": "look the same", "activations grow or shrink": "with depth", "saturated": "saturated",
-    "loss too large": "times that of a zero output", "rate too high": "times the stability limit",
+    "loss too large": "above that of the best constant output", "rate too high": "times the stability limit",
     "gradient too small": "gradient is too small", "trial diverges": "trial steps",
     "not converged": "did not",
 }  # fmt: skip
@@ -471,19 +475,30 @@ KIND_OF_START = dict.fromkeys(SCHEMES, "common schemes") | dict.fromkeys(RATES, 
 }  # fmt: skip
 
 
-def judge(half: str) -> None:
+def found_at(key: tuple[str, str]) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    pair = next(pair for pair in pairs() if pair.key == key)
+    return {"problem": pair.problem.name, "start": pair.start, "found": kinds_of(pair)}
+
+
+def judge(half: str, workers: int) -> None:
     known = read(FOUND)
-    for pair in pairs():
-        if pair.key not in known and half in ("both", half_of(pair.problem)):
-            known[pair.key] = {"problem": pair.problem.name, "start": pair.start, "found": kinds_of(pair)}
+    wanted = [pair.key for pair in pairs() if half in ("both", half_of(pair.problem))]
+    missing = [key for key in wanted if key not in known]
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        running = [pool.submit(found_at, key) for key in missing]
+        for future in as_completed(running):
+            row = future.result()
+            known[row["problem"], row["start"]] = row
             with FOUND.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(known[pair.key]) + "\n")
-            print(*known[pair.key].values(), flush=True)
+                file.write(json.dumps(row) + "\n")
+            print(*row.values(), flush=True)
     halves = ("development", "held out") if half == "both" else (half,)
     summary, lines = zip(*(summarize(one, known) for one in halves), strict=True)
     print("\n".join(summary))
     if half == "both":
-        facts = json.dumps(run_facts("soundness.py judge"))
+        facts = json.dumps(run_facts("soundness.py judge", workers=workers))
         text = "\n".join([__doc__.partition("\n\n")[0], facts, "", *summary, "", HEADING, *lines])
         TABLE.write_text(text + "\n", encoding="utf-8")
 
@@ -527,5 +542,6 @@ if __name__ == "__main__":
     )
     parser.add_argument("what", choices=["train", "judge"])
     parser.add_argument("--half", choices=["development", "held out", "both"], default="both")
+    parser.add_argument("--workers", type=int, default=1)
     given = parser.parse_args()
-    train() if given.what == "train" else judge(given.half)
+    train() if given.what == "train" else judge(given.half, given.workers)
