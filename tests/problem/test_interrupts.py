@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hessinit
 from conftest import read_global_torch_state
-from tiny import LOSS, batch, raise_from
+from tiny import LOSS, batch, network, raise_from
 from zoo.snapshot import differences, snapshot
 
 pytestmark = [
@@ -185,22 +186,28 @@ def test_an_interrupt_of_the_last_forward_of_initialize_brings_the_old_weights_b
     def initialize(model: nn.Module, count: Callable[[], Any]) -> None:
         hessinit.initialize_(model, LOSS, BATCH, lr=0.1, forward=calling(count), dry_run=dry_run)
 
-    calls = itertools.count()
+    calls, interrupted = itertools.count(), 0
     initialize(build(), lambda: next(calls))
-    # At the end, after the last trial, a gradient is timed, once or twice.
-    model, stop = build(), raise_from(next(calls) - 1, KeyboardInterrupt("at the end"))
-    old = values(model)
-    with pytest.raises(KeyboardInterrupt, match="at the end"):
-        initialize(model, stop)
-    assert values(model) == old
+    # The last forwards, after the trials, are those of the gradient that is timed: one or two.
+    made = next(calls)
+    for call in range(made - 3, made + 1):
+        model = build()
+        old = values(model)
+        try:
+            initialize(model, raise_from(call, KeyboardInterrupt()))
+        except KeyboardInterrupt:
+            interrupted += 1
+            assert values(model) == old
+    assert interrupted >= 2
 
 
-@pytest.mark.filterwarnings("error::hessinit.ConvergenceWarning")
 def test_a_warning_that_is_an_error_brings_the_old_weights_back() -> None:
-    model = build().eval()
+    model = network()
     old = values(model)
-    with pytest.raises(hessinit.ConvergenceWarning, match="XX"):
-        hessinit.initialize_(model, LOSS, BATCH, target=1e6, max_sharpening=1.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", hessinit.ConvergenceWarning)
+        with pytest.raises(hessinit.ConvergenceWarning, match="2 measurements were not enough"):
+            hessinit.initialize_(model, LOSS, BATCH, target=1e6, scaling="last", max_measurements=2)
     assert values(model) == old
 
 
