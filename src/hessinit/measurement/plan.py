@@ -77,14 +77,13 @@ def plan_measurement(
     work += in_gradients(START + passes * (clock(problem) - started), gradient) or 0.0
     saved = [_saved_bytes(one) for one in evaluations]
     weights = sum(one.nbytes for one in problem.model.parameters())
-    rows = products * (EXACT_ROWS if exact else ROWS)
+    rows = min(settings.max_iterations, products * (EXACT_ROWS if exact else ROWS))
     longest = max([size * (rows if size < 2**24 else ROWS_OF_LARGE) for size in blocks], default=0)
     # A direction or a product, and the weights moved or repeated in float64 with their gradient.
     checks = EXACT_CHECKS * whole if exact else whole * (itemsize + 8) + max(16 * largest, 8 * whole)
-    kept, passed = _numbers_between(evaluations)
-    held = (EXACT_GRAPHS if exact else GRAPHS) * sum(saved)
-    held += itemsize * (whole + columns * kept) + min(itemsize * columns * passed, gram.BYTES_AT_ONCE)
-    held += max(checks, itemsize * (longest + 2 * repeated))
+    kept, passed = (itemsize * columns * numbers for numbers in _numbers_between(evaluations))
+    held = (EXACT_GRAPHS if exact else GRAPHS) * sum(saved) + max(checks, itemsize * (longest + 2 * repeated))
+    held += itemsize * whole + kept + min(passed, gram.BYTES_AT_ONCE)
     return MeasurementPlan(
         engine="gram" if columns and not exact else "lanczos", engine_reason=why, curvature=curvature,
         layers=len(sizes), parameters=whole, examples=problem.examples,
