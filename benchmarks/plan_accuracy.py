@@ -1,6 +1,6 @@
 """How far `measure(…, plan=True)` is off: expected over actual gradients, seconds and memory.
 
-python benchmarks/plan_accuracy.py sizes       # the twelve cases from 1,000 to 25 million weights: ten minutes
+python benchmarks/plan_accuracy.py sizes       # thirteen cases from 1,000 to 25 million weights: five minutes
 python benchmarks/plan_accuracy.py             # those and the others: a quarter of an hour
 python benchmarks/plan_accuracy.py lenet       # the cases of one network
 
@@ -143,10 +143,10 @@ def compare(case: Case) -> str:
     used = peak.mebibytes * 2**20 + weights
     told = ", ".join(f"{key}={value}" for key, value in options.items())
     return (
-        f"{name:14} {told:30} {plan.parameters / 1e6:6.3f} M {plan.engine:8} gradients {plan.gradients:4.0f} /"
-        f" {gradients:4.0f} = {plan.gradients / gradients:4.2f}   seconds {plan.seconds:6.2f} / {seconds:6.2f} ="
-        f" {plan.seconds / seconds:4.2f}   memory {plan.memory / 1e6:5.0f} / {used / 1e6:5.0f} MB ="
-        f" {plan.memory / used:4.2f}"
+        f"{name:14} {told:30} {plan.parameters / 1e6:6.3f} M {plan.engine:8}"
+        f" gradients {plan.gradients:4.0f} / {gradients:4.0f} = {plan.gradients / gradients:4.2f}"
+        f"   seconds {plan.seconds:6.2f} / {seconds:6.2f} = {plan.seconds / seconds:4.2f}"
+        f"   memory {plan.memory / 1e6:6.1f} / {used / 1e6:6.1f} MB = {plan.memory / used:4.2f}"
     )
 
 

@@ -160,4 +160,4 @@ def test_a_stdout_that_is_full_is_told_in_a_sentence(command):
             line, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, encoding="utf-8", timeout=300
         )
     assert result.returncode == 2
-    assert result.stderr == "Error: cannot write the output: No space left on device.\n"
+    assert result.stderr == "Error: the output cannot be read or written: No space left on device.\n"

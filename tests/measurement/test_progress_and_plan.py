@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -208,6 +210,43 @@ def test_the_expected_memory_counts_what_the_graph_saves_once() -> None:
     # input and its target.
     assert saved(8) == 8 * (4 * 4 + 5 * 4 + 2 * 8 + 2 * 8)
     assert saved(24) == 3 * saved(8)
+
+
+MEMORY = """
+import torch
+from torch import nn
+import hessinit
+from timing import PeakMemory
+
+def build(kind, size):
+    first = nn.EmbeddingBag(size, 64) if kind == "embedding" else nn.Linear(size, 64)
+    inputs = torch.randint(size, (16, 8)) if kind == "embedding" else torch.randn(16, size)
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(64, 4))
+    return model, nn.CrossEntropyLoss(), (inputs, torch.arange(16) % 4)
+
+torch.set_num_threads(1)
+cases = ("dense", {}), ("embedding", {}), ("dense", {"estimator": "lanczos", "tolerance": 0.1})
+for kind, options in cases:
+    hessinit.measure(*build(kind, 10), **options)
+    problem = build(kind, 60_000)
+    plan = hessinit.measure(*problem, plan=True, **options)
+    with PeakMemory() as peak:
+        hessinit.measure(*problem, **options)
+    print(plan.memory / (peak.mebibytes * 2**20 + sum(one.nbytes for one in problem[0].parameters())))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak from Linux")
+def test_the_expected_memory_is_within_a_factor_of_two_where_weights_dominate() -> None:
+    # In a process of its own. The weights, one copy and the graphs alone are a fifth of it.
+    root = Path(__file__).parents[2]
+    paths = f"{root / 'src'}{os.pathsep}{root / 'benchmarks'}"
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-W", "ignore", "-c", MEMORY]
+    found = subprocess.run(line, env=environment, capture_output=True, text=True, check=True, timeout=300)
+    ratios = [float(one) for one in found.stdout.split()]
+    assert len(ratios) == 3
+    assert 0.5 < min(ratios) <= max(ratios) < 2, ratios
 
 
 def test_what_is_not_counted_is_said() -> None:

@@ -10,7 +10,7 @@ import typer
 
 from hessinit._version import __version__
 from hessinit.cli.demo import demo
-from hessinit.cli.failures import WRONG_USAGE, in_a_sentence
+from hessinit.cli.failures import WRONG_USAGE
 from hessinit.cli.measure import advise, initialize, measure, show
 from hessinit.cli.problem_file import new
 from hessinit.cli.runs import compare, reproduce, sweep, track
@@ -35,7 +35,11 @@ def main() -> None:
         app(prog_name="hessinit")
     except OSError as failure:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # on leaving, Python tries a full stdout once more
-        typer.echo(f"Error: {in_a_sentence(failure)}", err=True)
+        typer.echo(
+            f"Error: {failure.filename or 'the output'} cannot be read or written: "
+            f"{failure.strerror or failure}.",
+            err=True,
+        )
         sys.exit(WRONG_USAGE)
 
 

@@ -96,7 +96,7 @@ def _explain(failure: BaseException, doing: str) -> NoReturn:
     if isinstance(failure, ConvergenceError):
         stop(f"Not converged: {in_options(str(failure))}", NOT_MET)
     if isinstance(failure, OSError) and not _is_theirs(failure):
-        stop(in_a_sentence(failure))
+        raise failure  # a full disk, a name that is too long: `main` says so
     cause, what = failure, f"{doing} failed"
     if isinstance(failure, UserCodeError):
         cause, what = failure.__cause__ or failure, str(failure)
@@ -110,12 +110,6 @@ def _explain(failure: BaseException, doing: str) -> NoReturn:
         stop(f"{what} inside hessinit. Please report it, with the traceback above.")
     typer.echo(format_their_traceback(cause), err=True, nl=False)
     stop(f"{what}, as shown above.")
-
-
-def in_a_sentence(failure: OSError) -> str:
-    """A file or stream of ours that fails: a full disk, a name that is too long."""
-    what = f"{failure.filename} cannot be read or written" if failure.filename else "cannot write the output"
-    return f"{what}: {failure.strerror or failure}."
 
 
 def format_their_traceback(failure: BaseException) -> str:

@@ -408,10 +408,6 @@ SATURATED_LOSS = (
     "the loss is saturated: it bends at smaller outputs of the model, but at these it is flat or straight to "
     "the last digit, as a softmax is that is sure of every example."
 )
-FLAT_LOSS = (
-    "the loss has no curvature at these outputs of the model, though it has at others, as a fourth power at "
-    "0, so its Gauss-Newton curvature is zero here. Measure at other weights."
-)
 DRAW_AGAIN = (
     "Scale the weights of the last layers down, or draw new ones; in training, the learning rate was too "
     "large."
@@ -537,5 +533,10 @@ def _flat_loss_error(evaluation: Evaluation) -> ProblemError:
         (bend,) = torch.autograd.grad(gradient, place, probe, materialize_grads=True)
         if bool((bend.isfinite() & (bend != 0)).any()):
             cause = name_large_inputs(evaluation.batch.inputs)
-            return WeightsError(FLAT_LOSS if place is beyond else f"{SATURATED_LOSS} {cause or DRAW_AGAIN}")
+            return WeightsError(
+                "the loss has no curvature at these outputs of the model, though it has at others, as a "
+                "fourth power at 0: its Gauss-Newton curvature is zero here. Measure at other weights."
+                if place is beyond
+                else f"{SATURATED_LOSS} {cause or DRAW_AGAIN}"
+            )
     return DerivativeError(LINEAR_LOSS)

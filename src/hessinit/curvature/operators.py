@@ -96,10 +96,9 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
 
 def add_up(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of tensors of one shape; a single one is not copied."""
-    # A copy of all then takes longer than a call for each.
-    if len(tensors) == 1 or tensors[0].numel() > 2**14:
-        return functools.reduce(torch.add, tensors)
-    return torch.stack(list(tensors)).sum(0)
+    # A copy of large ones takes longer than a call for each.
+    stacks = len(tensors) > 1 and tensors[0].numel() <= 2**14
+    return torch.stack(list(tensors)).sum(0) if stacks else functools.reduce(torch.add, tensors)
 
 
 class WeightOperator(LinearOperator):

@@ -22,7 +22,7 @@ CHECKS = 8.0
 PER_COLUMN = PER_GRAM_PRODUCT = 0.4
 # What a measurement takes beside gradients, in seconds and in passes over all weights, which count where they
 # are many and examples few; and the passes of a Lanczos run, over the square of its products.
-START, PASSES, ORTHOGONALIZATION = 0.02, 16.0, 0.25
+START, PASSES, ORTHOGONALIZATION = 0.02, 20.0, 0.25
 # A product by Lanczos passes a tangent forward and a cotangent back through the part behind the layer: the
 # first for a layer at the very end, the sum for one at the very beginning, and for the network.
 AT_THE_END, THE_REST = 0.1, 0.8
@@ -32,9 +32,8 @@ EXACT = 2.0
 # cotangents of a pass; for the exact Hessian that of the gradient, and its derivative. Its check, and its
 # repetition in float64, also take so many bytes for each weight.
 GRAPHS, EXACT_GRAPHS, EXACT_CHECKS = 1.5, 20.0, 80
-# Vectors that a Lanczos run keeps, for each expected product: some take longer. Of LARGE blocks few stay.
-ROWS, EXACT_ROWS = 1.5, 2.0
-LARGE, ROWS_OF_LARGE = 2**24, 12
+# Vectors that a Lanczos run keeps, for each expected product: some take longer. Of large blocks few stay.
+ROWS, EXACT_ROWS, ROWS_OF_LARGE = 1.5, 2.0, 12
 # What the process takes over what is held at a time: freed blocks that do not fit, and what torch sets up.
 ALLOCATED, LEAST_MEMORY = 1.3, 10**6
 
@@ -71,21 +70,20 @@ def plan_measurement(
         work += columns * PER_COLUMN + grams if columns else 0.0
     work *= 2 if len(evaluations) > 1 else 1  # each batch is measured alone, too
     blocks = [*(sizes[name] for name in others), *[whole] * (network and bool(others))]
-    passes = PASSES + ORTHOGONALIZATION * products**2 * sum(blocks) / whole
     started = clock(problem)
     for leaf in problem.leaves.values():
         random_like(leaf, problem.seed).double()
+    passes = PASSES + ORTHOGONALIZATION * products**2 * sum(blocks) / whole
     work += in_gradients(START + passes * (clock(problem) - started), gradient) or 0.0
     saved = [_saved_bytes(one) for one in evaluations]
     weights = sum(one.nbytes for one in problem.model.parameters())
-    rows = math.ceil(products * (EXACT_ROWS if exact else ROWS))
-    longest = max([size * (rows if size < LARGE else min(rows, ROWS_OF_LARGE)) for size in blocks], default=0)
+    rows = min(settings.max_iterations, products * (EXACT_ROWS if exact else ROWS))
+    longest = max([size * (rows if size < 2**24 else ROWS_OF_LARGE) for size in blocks], default=0)
     # A direction or a product, and the weights moved or repeated in float64 with their gradient.
-    checks = whole * (itemsize + 8) + max(16 * largest, 8 * whole)
-    kept, passed = _numbers_between(evaluations)
-    held = (EXACT_GRAPHS if exact else GRAPHS) * sum(saved)
-    held += itemsize * (whole + columns * kept) + min(itemsize * columns * passed, gram.BYTES_AT_ONCE)
-    held += max(EXACT_CHECKS * whole if exact else checks, itemsize * (longest + 2 * repeated))
+    checks = EXACT_CHECKS * whole if exact else whole * (itemsize + 8) + max(16 * largest, 8 * whole)
+    kept, passed = (itemsize * columns * numbers for numbers in _numbers_between(evaluations))
+    held = (EXACT_GRAPHS if exact else GRAPHS) * sum(saved) + max(checks, itemsize * (longest + 2 * repeated))
+    held += itemsize * whole + kept + min(passed, gram.BYTES_AT_ONCE)
     return MeasurementPlan(
         engine="gram" if columns and not exact else "lanczos", engine_reason=why, curvature=curvature,
         layers=len(sizes), parameters=whole, examples=problem.examples,
