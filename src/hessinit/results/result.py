@@ -9,7 +9,7 @@ import os
 import secrets
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -271,6 +271,15 @@ def _lay_out(value: Plain) -> str:
 def presenter(module: str = "") -> Any:
     """Return hessinit.present, or a module of it. It imports the results, so it is imported when used."""
     return import_module(f"hessinit.present.{module}" if module else "hessinit.present")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NamedLayer:
+    """What every row of a result about layers has; `aliases` are a tied weight's other names."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    shape: tuple[int, ...]
 
 
 class ByName(Generic[Row]):
