@@ -298,11 +298,18 @@ def _final_losses(comparison: Comparison) -> doc.LineChart:
         point |= {"details": [_describe_cell(comparison, scheme, rate)], "in_legend": False}
         series.append(doc.Series(scheme, x=[place], points=True, **point))
     ends = [f"{s} {_write_loss(comparison, s, rate, errors=False)}" for s in comparison.schemes]
-    texts = "final losses", f"Final loss over {label}", f"Final losses: {', '.join(ends)}."
-    limits = rules if comparison.optimizer == "sgd" else []
     trained = [loss for loss in losses if not math.isnan(loss)]
-    axes: dict[str, Any] = {"log_x": min(places) > 0, "log_y": w.spans_much(trained)}
-    return doc.LineChart(*texts, series, "final loss", label, rules=limits, **axes)
+    return doc.LineChart(
+        "final losses",
+        f"Final loss over {label}",
+        f"Final losses: {', '.join(ends)}.",
+        series,
+        "final loss",
+        label,
+        rules=rules if comparison.optimizer == "sgd" else [],
+        log_x=min(places) > 0,
+        log_y=w.spans_much(trained),
+    )
 
 
 def _loss_curves(comparison: Comparison) -> list[doc.Block]:
@@ -345,8 +352,9 @@ def loss_charts(
     low, high = (max(low, LEAST) / 1.15, max(high, LEAST) * 1.15) if log_y else (low - room, high + room)
     # A cross stays at the edge where its line leaves the axis.
     drawn = [replace(one, y=[math.inf]) if one.points and (one.y[0] or 0) > high else one for one in series]
-    axes: dict[str, Any] = {"log_y": log_y, "y_range": (low, high)}
-    return [doc.LineChart(name, caption, told, drawn, "training loss", "step", **axes)]
+    return [
+        doc.LineChart(name, caption, told, drawn, "training loss", "step", log_y=log_y, y_range=(low, high))
+    ]
 
 
 def loss_series(runs: Sequence[Run], steps: int, name: str, style: dict[str, Any]) -> list[doc.Series]:
@@ -364,5 +372,4 @@ def loss_series(runs: Sequence[Run], steps: int, name: str, style: dict[str, Any
     last = max(diverged, key=len)
     step, loss = (middles[len(last) - 1], last[-1]) if last else (0.0, math.inf)
     details = [f"{len(diverged)} of {w.count(len(runs), 'seed')} diverged"]
-    marks: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False, "details": details}
-    return [line, doc.Series(name, [loss], [step], **marks, **style)]
+    return [line, w.crosses(name, [loss], [step], details, **style)]

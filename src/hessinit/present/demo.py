@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import Any
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
@@ -103,14 +102,21 @@ def _rate_chart(name: str, grid: Comparison) -> doc.LineChart:
         label = f"{start} {_write_excess(grid, start)}"
         lines.append(doc.Series(label, losses, grid.learning_rates, **looks[start]))
         if failed := [rate for rate in grid.learning_rates if grid.diverged(start, rate)]:
-            marks = {"points": True, "symbol": "cross", "in_legend": False, **looks[start]}
-            crosses.append(doc.Series(label, [GUESSING] * len(failed), failed, **marks))
+            crosses.append(w.crosses(label, [GUESSING] * len(failed), failed, **looks[start]))
     caption = f"{name}: mean excess of the final loss"
     told = f"{caption}: {', '.join(line.name for line in lines)}. The table has every loss."
     rules = [doc.ReferenceLine(GUESSING, f"guessing {w.format_number(GUESSING)}")]
-    axes: dict[str, Any] = {"log_x": True, "log_y": True, "rules": rules}
-    series = [*lines, *crosses]
-    return doc.LineChart(name.lower(), caption, told, series, "final loss", "learning rate", **axes)
+    return doc.LineChart(
+        name.lower(),
+        caption,
+        told,
+        [*lines, *crosses],
+        "final loss",
+        "learning rate",
+        log_x=True,
+        log_y=True,
+        rules=rules,
+    )
 
 
 def _loss_table(name: str, grid: Comparison) -> doc.Table:

@@ -75,8 +75,8 @@ def _sections(result: Initialization) -> list[doc.Section]:
         sections += [rate_section(after, marks), *detail_sections(after)]
     if result.survival is not None:
         description = describe_trial(result.survival, result.lr)
-        texts = "steps", "Loss of the first steps on this batch", description
-        charts = _loss_charts(*texts, {"loss": result.survival})
+        heading = "Loss of the first steps on this batch"
+        charts = _loss_charts("steps", heading, description, {"loss": result.survival})
         sections.append(doc.Section("First steps", charts, "steps"))
     if result.plan is not None and len(result.plan):
         plan = replace(_plan_table(result.plan), show_caption=True, page_only=True)
@@ -155,8 +155,7 @@ def _loss_charts(name: str, caption: str, told: str, trials: Mapping[str, Trial]
             rest = [None] * (longest - len(losses))
             series.append(doc.Series(label, [*losses, *rest], list(range(longest)), **style))
             if not trial.survived:
-                style |= {"points": True, "symbol": "cross", "in_legend": False, "details": [trial.reason]}
-                series.append(doc.Series(label, losses[-1:], [len(losses) - 1], **style))
+                series.append(w.crosses(label, losses[-1:], [len(losses) - 1], [trial.reason], **style))
             first.append(losses[0])
     return loss_charts(name, caption, told, series, min(first, default=math.inf), HEADROOM["compare"])
 
@@ -272,8 +271,15 @@ def before_and_after_chart(result: Initialization) -> doc.LineChart:
             line = f"network {label} {w.format_number(report.network.norm)}"
             rules.append(doc.ReferenceLine(report.network.norm, line, color))
     told = f"{'; '.join(rule.label for rule in rules)}. {describe_target(result)} The table has every number."
-    lines = {"bands": _target_band(result), "rules": rules if names else []}
-    return layer_chart("norms", "‖H‖ before and after", told, series, shown, **lines)
+    return layer_chart(
+        "norms",
+        "‖H‖ before and after",
+        told,
+        series,
+        shown,
+        bands=_target_band(result),
+        rules=rules if names else [],
+    )
 
 
 def _target_band(result: Initialization) -> list[doc.Band]:
