@@ -291,8 +291,16 @@ def reproduce(
         import_torch()
         from hessinit.paper import reproduce as verb
 
-        where = {"data_dir": data_dir, "folder": folder, "workers": workers, "executor": executor}
-        found = verb(*names, data=data, seeds=seeds, variant=variant, **where)
+        found = verb(
+            *names,
+            data=data,
+            data_dir=data_dir,
+            seeds=seeds,
+            variant=variant,
+            folder=folder,
+            workers=workers,
+            executor=executor,
+        )
     Output(as_json).write(list(found) if as_json or len(found) > 1 else found[0])
     if data == "digits" and "all" in names:
         typer.echo("word2vec was left out: it needs a text, --data wikipedia --data-dir DIR.", err=True)

@@ -6,11 +6,10 @@ bf16 or fp16, on any device, gets the rounded numbers of its fp32 twin. Nothing 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -168,7 +167,7 @@ def _measured(draft: Draft, value: Tensor) -> PlannedWeight:
     assert draft.use is not None
     blocks = [torch.cat([one.reshape(-1) for one in groups]) for groups in block_views(draft.use, value)]
     roots = [float(block.double().square().mean().sqrt()) for block in blocks]
-    return dataclasses.replace(draft.planned, std=tuple(roots))
+    return replace(draft.planned, std=tuple(roots))
 
 
 # --- Layer-sequential unit variance (Mishkin & Matas, ICLR 2016), in one forward pass ---------------------

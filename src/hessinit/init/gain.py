@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, choose
@@ -94,7 +93,7 @@ def _resolve(activation: Activation) -> Function | nn.Module:
         if activation.lower() == "prelu":
             raise ProblemError("activation='prelu' has slopes that are learned; pass the nn.PReLU itself.")
         choose("activation", activation, list(NAMES), _SYNONYMS)
-        return getattr(F, activation)
+        return getattr(nn.functional, activation)
     if isinstance(activation, type) and issubclass(activation, nn.Module):
         with untouched_random_state(CPU), CPU:
             try:

@@ -344,7 +344,7 @@ def solve_network(
     def measure(t: float) -> float:
         loss, norm = output(t).loss, model.network_norm()
         rows.append(Measurement(t=t, norm=norm, loss=loss))
-        return _log_ratio(norm, target)
+        return log_ratio(norm, target)
 
     def log_power(t: float) -> float:
         if path.pace is not None:
@@ -378,7 +378,7 @@ def solve_layers(model: ScaledModel, names: Sequence[str], target: float, config
 
     def measure(logs: Vector) -> Vector:
         loss, norms = output(logs).loss, model.layer_norms()
-        distances = np.array([_log_ratio(norms[name], target) for name in names])
+        distances = np.array([log_ratio(norms[name], target) for name in names])
         name = names[int(np.nanargmax(np.abs(distances)))]
         rows.append(Measurement(t=None, norm=norms[name], loss=loss, layer=name))
         return distances
@@ -408,5 +408,6 @@ def solve_layers(model: ScaledModel, names: Sequence[str], target: float, config
     return Outcome(tuple(rows), solved.reason, tuple(flat))
 
 
-def _log_ratio(norm: float, target: float) -> float:
+def log_ratio(norm: float, target: float) -> float:
+    """log(norm/target); -inf for a norm of 0, inf for one that is not finite."""
     return math.log(norm / target) if 0 < norm < math.inf else -math.inf if norm == 0 else math.inf

@@ -260,11 +260,12 @@ class Jacobian:
     def _gradients(
         self, sent: Sequence[tuple[Any, Tensor]], inputs: Any, points: GraphPoints, stack: torch.Size
     ) -> list[Tensor]:
-        options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": bool(stack)}
         found: Sequence[Tensor | None] = [None] * len(points)
         if sent:
             outputs, vectors = zip(*sent, strict=True)
-            found = torch.autograd.grad(outputs, inputs, vectors, **options)
+            found = torch.autograd.grad(
+                outputs, inputs, vectors, retain_graph=True, allow_unused=True, is_grads_batched=bool(stack)
+            )
         zeros = functools.partial(self._like.new_zeros, *stack)
         pairs = zip(points, found, strict=True)
         return [zeros(at.size, at.each) if one is None else at.gather(one.detach()) for at, one in pairs]

@@ -257,9 +257,12 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, str]:
     """The machine, in words; nothing that names it."""
-    system, kind = platform.system(), platform.machine()
-    cores = str(os.cpu_count() or "unknown")
-    return {"processor": platform.processor() or kind, "cores": cores, "system": f"{system} {kind}"}
+    kind = platform.machine()
+    return {
+        "processor": platform.processor() or kind,
+        "cores": str(os.cpu_count() or "unknown"),
+        "system": f"{platform.system()} {kind}",
+    }
 
 
 @functools.cache

@@ -30,10 +30,11 @@ def describe_comparison(comparison: Comparison) -> doc.Document:
     title = "Sweep of standard deviations" if is_sweep else "Comparison of initialization schemes"
     losses = _final_losses(comparison) if is_sweep else _heat_map(comparison)
     curves = [doc.Section("Loss curves", found)] if (found := _loss_curves(comparison)) else []
-    answer = "" if any_learns(comparison) else _nothing_trains(comparison)
+    learns = any(scheme_learns(comparison, scheme) for scheme in comparison.schemes)
     return doc.Document(
-        title=w.title(title, comparison.settings), answer=answer, verdict=conclude_comparison(comparison),
-        numbers=_key_numbers(comparison), picture=(losses.name, "losses"),
+        title=w.title(title, comparison.settings), answer="" if learns else _nothing_trains(comparison),
+        verdict=conclude_comparison(comparison), numbers=_key_numbers(comparison),
+        picture=(losses.name, "losses"),
         sections=[
             doc.Section("Curvature and loss" if is_sweep else "Scheme and learning rate", [losses]),
             *curves, doc.Section("All results", [*_table_blocks(comparison), *facts]),
@@ -90,10 +91,6 @@ def _name_chance(comparison: Comparison) -> str:
     chance = comparison.constant_loss
     loss = "" if chance is None else f" ({w.format_number(chance)})"
     return f"that of a constant output{loss}"
-
-
-def any_learns(comparison: Comparison) -> bool:
-    return any(scheme_learns(comparison, scheme) for scheme in comparison.schemes)
 
 
 def scheme_learns(comparison: Comparison, scheme: str) -> bool:

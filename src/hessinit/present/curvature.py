@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.present.layer_details import conclude_details, detail_sections, layer_chart, spectrum_charts
-from hessinit.results import curvature_report as results
 from hessinit.results.advice import LearningRateAdvice
-from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
+from hessinit.results.curvature_report import (
+    CurvatureReport,
+    LayerCurvature,
+    MeasurementPlan,
+    OptimizerRates,
+    Spread,
+)
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "Exact Hessian"}
@@ -182,7 +187,7 @@ def rate_section(report: CurvatureReport, marks: Sequence[doc.ReferenceLine] = (
     return doc.Section("Learning rate", [doc.RateLine("rates", caption, told, best, limit, marks)], "rate")
 
 
-def optimizer_chart(rates: results.OptimizerRates | LearningRateAdvice, told: str) -> doc.RateLine:
+def optimizer_chart(rates: OptimizerRates | LearningRateAdvice, told: str) -> doc.RateLine:
     """Return the line of an optimizer's learning rates, with the user's own."""
     marks = [] if rates.lr is None else [doc.ReferenceLine(rates.lr, "your rate", "blue")]
     return doc.RateLine(
@@ -202,7 +207,7 @@ def describe_cost(report: CurvatureReport) -> str:
     )
 
 
-def describe_expected(plan: results.MeasurementPlan) -> doc.Document:
+def describe_expected(plan: MeasurementPlan) -> doc.Document:
     """Return what a measurement is expected to cost, and what that is a guess from."""
     engine = ENGINE_NAMES.get(plan.engine, plan.engine)
     expected = (
@@ -379,7 +384,7 @@ def describe_forms(forms: QuadraticForms) -> doc.Document:
 
 
 def _write_mean(values: Sequence[float]) -> str:
-    spread = results.Spread(tuple(values))
+    spread = Spread(tuple(values))
     error, mean = spread.standard_error, w.format_number(spread.mean)
     return mean if math.isnan(error) else f"{mean} ± {w.format_number(error, 2)}"
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
-from hessinit.present.comparison import best_scheme, collect_notes, loss_column
+from hessinit.present.comparison import OURS, best_scheme, collect_notes, loss_column
 from hessinit.present.initialization import describe_initialization, describe_target
 from hessinit.results.comparison import Comparison, window
 from hessinit.results.initialization import Initialization
 
-OURS = "hessinit"
 GUESSING = math.log(10)  # the loss of guessing a digit, which a start that fails at some rate has there
 
 

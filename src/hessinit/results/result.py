@@ -81,14 +81,14 @@ def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
     if type(data) is kind:
         return data
     wanted = getattr(kind, "__name__", str(kind)) if origin is None else str(kind)
-    raise ValueError(f"{where} is {_brief(data)}, not {wanted}")
+    raise ValueError(f"{where} is {data!r:.60}, not {wanted}")
 
 
 def read_number(data: Plain, where: str = "it") -> float:
     """Return a number that `to_plain` wrote."""
     if data in ("inf", "-inf", "nan") or type(data) in (int, float):
         return float(data)
-    raise ValueError(f"{where} is {_brief(data)}, not a number")
+    raise ValueError(f"{where} is {data!r:.60}, not a number")
 
 
 def read_numbers(values: Plain) -> tuple[float, ...]:
@@ -116,10 +116,6 @@ def _stored_fields(kind: Any) -> dict[str, Field[Any]]:
 
 
 _type_hints = cache(typing.get_type_hints)
-
-
-def _brief(data: Plain) -> str:
-    return repr(data)[:60]
 
 
 def _parse(text: str | bytes, source: str) -> Plain:
@@ -200,7 +196,7 @@ class Result(PlainData):
             raise ValueError(f"{source} holds {_kind(data)!r}, not {cls.KIND!r}.")
         schema = data.get("schema")
         if type(schema) is not int or schema != cls.SCHEMA:
-            what = f"schema {_brief(schema)} of {cls.KIND!r}, and this hessinit reads {cls.SCHEMA}"
+            what = f"schema {schema!r:.60} of {cls.KIND!r}, and this hessinit reads {cls.SCHEMA}"
             raise ValueError(f"{source} has {what}. Upgrade hessinit, or make the result again.")
 
     def to_html(self, path: str | os.PathLike[str]) -> None:

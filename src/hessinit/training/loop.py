@@ -77,8 +77,7 @@ def train(
 def evaluate_loss(model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward: Forward | None) -> Tensor:
     inputs, targets = batch
     output = model(inputs) if forward is None else forward(model, inputs)
-    value: Tensor = loss(output, targets)
-    return value
+    return loss(output, targets)
 
 
 def _caused_by_weights(
