@@ -288,8 +288,9 @@ def initialize(
         stop(f"--weights {weights} must end in .safetensors.")
     race = lr is not None and not no_race
     if not race and (trial_steps or batch_size):
-        race_only = "--trial-steps and --batch-size are for the race"
-        stop(f"{race_only}; pass --lr without --no-race, or leave them out.")
+        stop(
+            "--trial-steps and --batch-size are for the race; pass --lr without --no-race, or leave them out."
+        )
     chosen = options.given(
         lr=lr if lr in (None, "auto") else float(lr or 0), target=target, rule=rule, scheme=scheme,
         scaling=scaling, momentum=momentum, layers=layers,

@@ -146,8 +146,10 @@ def _cluster(address: str | None, workers: int | None) -> Iterator[Any]:
         asyncio.run(asyncio.wait_for(greet(), CONNECTING))
         client = Client(address, timeout=CONNECTING, set_as_default=False)
     except Exception as failure:
-        why = f"no Dask scheduler answers there within {CONNECTING} s ({failure!r})"
-        stop(f"--dask {address}: {why}. Start one with `dask scheduler`, and give the address it prints.")
+        stop(
+            f"--dask {address}: no Dask scheduler answers there within {CONNECTING} s ({failure!r}). Start "
+            "one with `dask scheduler`, and give the address it prints."
+        )
     with client:
         yield client.get_executor()
 

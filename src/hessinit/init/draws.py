@@ -272,8 +272,10 @@ def _scale_to_unit_variance_(
     unseen = ", ".join(target.name for key, target in targets.items() if key not in mode.factors)
     notes = [f"{unseen}: parametrized, or no output to measure, so left orthogonal."] if unseen else []
     for key, factor in mode.shrunk.items():
-        why = f"{targets[key].name} is used again, where its output would be {1 / factor:.2g} times too large"
-        notes.append(f"{why}, so it is that much smaller, and so is the output of its first use.")
+        notes.append(
+            f"{targets[key].name} is used again, where its output would be {1 / factor:.2g} times too "
+            "large, so it is that much smaller, and so is the output of its first use."
+        )
     if failed := ", ".join(targets[key].name for key in mode.failed):
         notes.append(f"{failed}: no scale gives variance 1 (a bias? max_norm?), left orthogonal.")
     return tuple(notes)

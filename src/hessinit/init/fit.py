@@ -188,8 +188,11 @@ def _solve_network(
     assert goal.target is not None
     insists = config.scaling != "auto" or config.lr is None
     if traits.reason_not_to_sharpen and not insists and 0 < norm < goal.target * (1 - config.tolerance):
-        why = f"since {traits.reason_not_to_sharpen}, sharper ones would not learn faster"
-        return Solution(goal, NOT_SCALED, first, f"the weights are flat enough for the rate; {why}")
+        reason = (
+            f"the weights are flat enough for the rate; since {traits.reason_not_to_sharpen}, sharper ones "
+            "would not learn faster"
+        )
+        return Solution(goal, NOT_SCALED, first, reason)
     scaling = config.scaling
     if scaling == "auto":
         sharper = norm / goal.target

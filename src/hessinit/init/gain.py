@@ -99,11 +99,14 @@ def _resolve(activation: Activation) -> Function | nn.Module:
             try:
                 return activation().eval()
             except TypeError as error:
-                why = f"{activation.__name__} cannot be built without arguments ({error})"
-                raise ProblemError(f"{why}. Pass an instance.") from error
+                raise ProblemError(
+                    f"{activation.__name__} cannot be built without arguments ({error}). Pass an instance."
+                ) from error
     if isinstance(activation, type) or not callable(activation):
-        wanted = "pass a module, a function of tensors, or a name such as 'relu'"
-        raise ProblemError(f"activation={activation!r} is no activation; {wanted}.")
+        raise ProblemError(
+            f"activation={activation!r} is no activation; pass a module, a function of tensors, or a name "
+            "such as 'relu'."
+        )
     return activation
 
 
@@ -162,8 +165,10 @@ def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
         return torch.allclose(first, second, rtol=0, atol=near, equal_nan=True)
 
     if not same(evaluate(z), value):
-        why = f"{name} is random: two calls differ, so no single gain describes it"
-        raise ProblemError(f"{why}. Call .eval() on it, or pass the activation without its noise.")
+        raise ProblemError(
+            f"{name} is random: two calls differ, so no single gain describes it. Call .eval() on it, or "
+            "pass the activation without its noise."
+        )
     # Shuffled, and some left out, the smallest and the largest among them: whatever looks at neighbours,
     # positions, sums or extremes gives something else.
     some = (torch.arange(64) * 27 % 64)[5:40]
@@ -172,8 +177,10 @@ def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
 
 
 def _not_elementwise(name: str, reason: str) -> ProblemError:
-    why = f"{name} is not elementwise: {reason}. A gain belongs to a function of one number"
-    return ProblemError(f"{why}; pass the elementwise function alone, and treat the rest as a layer.")
+    return ProblemError(
+        f"{name} is not elementwise: {reason}. A gain belongs to a function of one number; pass the "
+        "elementwise function alone, and treat the rest as a layer."
+    )
 
 
 REACH = 12.0  # the normal density has fallen to 1e-32 of its peak there

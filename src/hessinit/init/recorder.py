@@ -343,8 +343,10 @@ def run(
     except Exception as failure:
         if forward is _call_on_symbols:
             reason = str(failure).strip().split(". ")[0].splitlines() or [type(failure).__name__]
-            why = f"the model cannot be traced without data ({reason[0].rstrip('.')})"
-            raise ProblemError(f"{why}; pass sample=, an input as the model gets it.") from failure
+            raise ProblemError(
+                f"the model cannot be traced without data ({reason[0].rstrip('.')}); pass sample=, an "
+                "input as the model gets it."
+            ) from failure
         if "does not require grad" in str(failure):
             raise ProblemError(
                 "the forward differentiates by its own weights, as that of MAML does, and a scheme runs it "

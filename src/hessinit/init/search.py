@@ -263,8 +263,11 @@ class CoupledSolve:
             step = step.astype(np.float64) * (longest / max(longest, float(np.abs(step).max())))
             step = self._admissible_step(best.scales, step)
             if np.abs(step).max() < _SHORTEST_STEP:
-                off = f"{int((np.abs(best.distances) > self.tolerance).sum())} of {count} norms"
-                unmoved = f"no scale of the weights brings {off} nearer to the target"
+                unmoved = (
+                    "no scale of the weights brings "
+                    f"{int((np.abs(best.distances) > self.tolerance).sum())} of {count} norms nearer to "
+                    "the target"
+                )
                 return replace(best, reason=_CAPPED if self.capped else unmoved)
             trial = Solved(best.scales + step, self._measured(best.scales + step))
             if not np.isfinite(trial.distances).all():
@@ -357,8 +360,9 @@ def solve_network(
     model.scale_(path.logs(found.t))
     reason = found.reason
     if reason == _SATURATES:
-        times = f"{cap.factor:g}× the loss of a zero output"
-        reason += f": the initial loss would exceed {cap.value:.3g}, {times}"
+        reason += (
+            f": the initial loss would exceed {cap.value:.3g}, {cap.factor:g}× the loss of a zero output"
+        )
     return Outcome(tuple(rows), reason)
 
 

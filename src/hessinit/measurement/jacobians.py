@@ -106,8 +106,9 @@ def read_layers(output: Tensor, leaves: dict[str, Tensor], seed: int) -> tuple[L
         calls = [(use, layer_uses.read_call(use, leaves[name])) for use in uses]
         unknown = [use.kind for use, call in calls if call is None]
         if unknown:
-            kinds = "dense, convolution, embedding"
-            reasons[name] = f"the weight goes into {unknown[0]}, none of the known uses ({kinds})"
+            reasons[name] = (
+                f"the weight goes into {unknown[0]}, none of the known uses (dense, convolution, embedding)"
+            )
         elif not uses:
             reasons[name] = "the forward does not use this weight"
         else:

@@ -37,8 +37,9 @@ class CorrelationTable(Experiment):
 
     def prepare(self, setting: PaperSetting) -> str:
         if importlib.util.find_spec("scipy") is None:
-            why = "scipy is not installed, and Table 1 needs its p-values"
-            raise ProblemError(f"{why}. Run pip install 'hessinit[paper]'.")
+            raise ProblemError(
+                "scipy is not installed, and Table 1 needs its p-values. Run pip install 'hessinit[paper]'."
+            )
         return super().prepare(setting)
 
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:

@@ -77,8 +77,10 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
     fails = [f"{w.join_names(failed)} {verb} not train with every seed at {where}."] if failed else []
     if idle:
         verb, steps = w.agree(idle, "does", "do"), w.count(comparison.steps, "step")
-        told = f"{w.join_names(idle)} {verb} not learn in {steps} at {where}"
-        fails.append(f"{told}: the loss ends no lower than {_name_chance(comparison)}.")
+        fails.append(
+            f"{w.join_names(idle)} {verb} not learn in {steps} at {where}: the loss ends no lower than "
+            f"{_name_chance(comparison)}."
+        )
     return [f"{said}.", *_name_robust(comparison), *fails]
 
 
@@ -115,8 +117,12 @@ def _name_robust(comparison: Comparison) -> list[str]:
     if not times:
         return []
     scheme = min(times, key=times.__getitem__)
-    average = f"its loss is {w.format_ratio(times[scheme])}× the lowest at each rate, on average"
-    return [f"{w.shorten(scheme)} trains wherever another scheme does ({len(lowest)} rates): {average}."]
+    return [
+        (
+            f"{w.shorten(scheme)} trains wherever another scheme does ({len(lowest)} rates): its loss is "
+            f"{w.format_ratio(times[scheme])}× the lowest at each rate, on average."
+        )
+    ]
 
 
 def _write_best(comparison: Comparison, scheme: str) -> str:
@@ -132,8 +138,10 @@ def _nothing_trains(comparison: Comparison) -> str:
         return "No scheme trains: the initial loss is not finite. Check the data, the loss and the weights."
     rates = w.join_names([w.format_number(rate) for rate in comparison.learning_rates])
     if not all(math.isnan(comparison.best_rate(scheme)) for scheme in comparison.schemes):
-        why = f"every loss ends no lower than {_name_chance(comparison)}"
-        return f"No scheme learns at lr {rates}: {why}. Try more steps or other learning rates."
+        return (
+            f"No scheme learns at lr {rates}: every loss ends no lower than {_name_chance(comparison)}. "
+            "Try more steps or other learning rates."
+        )
     return f"No scheme trains with every seed at lr {rates}; try a lower rate."
 
 

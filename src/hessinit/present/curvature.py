@@ -359,10 +359,12 @@ GOOD = 0.01  # "agree": within 1 %
 
 def describe_forms(forms: QuadraticForms) -> doc.Document:
     """Return the forms of every layer, exact and by Theorem 1, and how well the two agree."""
-    along = f"{forms.draws} {forms.directions} direction{'' if forms.draws == 1 else 's'} g"
-    meaning = "exact, and by Theorem 1 (vᵀH_z v, v the first-order change of the output along g)"
     several = "; mean ± standard error. ≤0.5: the fraction of directions with at most that relative error"
-    explained = f"gᵀHg in each layer along {along}: {meaning}{several if forms.draws > 1 else ''}."
+    explained = (
+        f"gᵀHg in each layer along {forms.draws} {forms.directions} "
+        f"direction{'' if forms.draws == 1 else 's'} g: exact, and by Theorem 1 (vᵀH_z v, v the first-order "
+        f"change of the output along g){several if forms.draws > 1 else ''}."
+    )
     cost = (
         f"{w.count(len(forms), 'layer')}{w.tell_time(forms.seconds, forms.gradients)} on "
         f"{w.count(forms.examples, 'example')}{w.tell_batches(forms.batches)}; "
@@ -395,9 +397,11 @@ def _conclude_forms(forms: QuadraticForms) -> str:
     row = min(forms, key=lambda row: (row.within(ERRORS[0]), row.within(ERRORS[1]), -_distance(row)))
     if math.isnan(row.ratio):
         return f"The numbers of {w.call_layer(row.name)} overflow; pass dtype=torch.float64."
-    within = f"within 50 % of it on {100 * row.within(ERRORS[0]):.0f} % of the directions"
-    worst = f"The error of Theorem 1 is largest on {w.call_layer(row.name)}: the exact form is"
-    return f"{worst} {within}, and {w.format_times(row.ratio)} times its value on average."
+    return (
+        f"The error of Theorem 1 is largest on {w.call_layer(row.name)}: the exact form is within 50 % of "
+        f"it on {100 * row.within(ERRORS[0]):.0f} % of the directions, and {w.format_times(row.ratio)} "
+        "times its value on average."
+    )
 
 
 def _distance(row: QuadraticForm) -> float:

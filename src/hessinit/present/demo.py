@@ -87,8 +87,9 @@ def _where_we_lose(name: str, grid: Comparison) -> str:
         best, ours = best_scheme(grid, rate), _loss(grid, OURS, rate)
         if best is not None and _loss(grid, best, rate) < ours:
             how = w.format_number(ours) if grid.trains(OURS, rate) else "diverges"
-            theirs = f"{best} {w.format_number(_loss(grid, best, rate))}"
-            behind.append(f"lr {w.format_number(rate)} ({how}; {theirs})")
+            behind.append(
+                f"lr {w.format_number(rate)} ({how}; {best} {w.format_number(_loss(grid, best, rate))})"
+            )
     if not behind:
         return f"{network}no other start ends lower than {OURS} at any rate."
     return f"{network}{OURS} is behind at {w.join_names(behind, len(behind))}."

@@ -95,8 +95,10 @@ def _tell_work(result: Initialization) -> str:
     time = w.tell_time(result.seconds, result.gradients)
     if result.trials:
         steps = w.count(sum(trial.steps for trial in result.trials), "training step")
-        score = "the mean loss of the last third of the steps, on held-out batches where batches repeat"
-        return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. Score: {score}."
+        return (
+            f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. Score: the mean loss of the last "
+            "third of the steps, on held-out batches where batches repeat."
+        )
     scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
     work = w.count(len(result.measurements), "measurement") if result.measurements else "done"
     return f"{scheme}{SCALED.get(result.scaling or '', '')}; {work}{time}."
@@ -130,8 +132,12 @@ def _reconcile(result: Initialization) -> list[str]:
         return []
     if result.optimizer != "sgd" or not has_rates(after) or result.lr <= after.stable_learning_rate:
         return []
-    rate = f"lr {w.format_number(result.lr)} is above that on purpose"
-    return [f"{rate}: the curvature of a network falls in the first steps, and the trial learned."]
+    return [
+        (
+            f"lr {w.format_number(result.lr)} is above that on purpose: the curvature of a network falls in "
+            "the first steps, and the trial learned."
+        )
+    ]
 
 
 def _race_chart(result: Initialization) -> list[doc.LineChart]:
@@ -183,11 +189,13 @@ def _describe_symmetries(symmetries: Sequence[Symmetry]) -> list[doc.Block]:
         doc.Column("‖H‖ before", [w.format_number(one.norm_before) for one in symmetries], 7),
         doc.Column("after", [w.format_number(one.norm) for one in symmetries], 9),
     ]
-    seen = "‖H‖ of a block: of its weights together, as the optimizer sees it (preconditioned for Adam)."
-    kept = "These factors do not change what the network computes"
     nearly = "" if all(one.exact for one in symmetries) else ", except those marked nearly"
+    explained = (
+        "‖H‖ of a block: of its weights together, as the optimizer sees it (preconditioned for Adam). These "
+        f"factors do not change what the network computes{nearly}."
+    )
     table = doc.Table("Weights that were scaled along symmetries.", columns)
-    return [table, doc.Paragraph(f"{seen} {kept}{nearly}.", "small")]
+    return [table, doc.Paragraph(explained, "small")]
 
 
 def _name_block(symmetry: Symmetry) -> str:

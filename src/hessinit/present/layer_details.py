@@ -152,8 +152,10 @@ def _conclude_bounds(report: CurvatureReport) -> str:
         times = w.format_range(tight)
         sentences.append(f"The rigorous bound is {times} times ‖H‖: no layer is above its bound.")
     if below:
-        are = f"{w.join_names(below)} {w.agree(below, 'is', 'are')}"
-        sentences.append(f"{are} above the paper's bound, which omits biases and f(0).")
+        sentences.append(
+            f"{w.join_names(below)} {w.agree(below, 'is', 'are')} above the paper's bound, which omits "
+            "biases and f(0)."
+        )
     return " ".join(sentences)
 
 

@@ -89,8 +89,10 @@ def _overview(ordered: Sequence[Reproduction]) -> doc.Section:
 def _section(reproduction: Reproduction, place: int, several: bool) -> doc.Section:
     findings, seeds = reproduction.findings, reproduction.seeds
     whose = f" ({reproduction.data}, {reproduction.variant})" if several else ""
-    said = f"{w.unstopped(reproduction.about_variant)}."
-    setting = f"On {reproduction.data}, {w.count(len(seeds), 'seed')}. Variant {reproduction.variant}: {said}"
+    setting = (
+        f"On {reproduction.data}, {w.count(len(seeds), 'seed')}. Variant {reproduction.variant}: "
+        f"{w.unstopped(reproduction.about_variant)}."
+    )
     jobs, seconds = w.count(len(reproduction.results), "job"), w.format_number(reproduction.seconds)
     record = {
         "data": reproduction.source, "seeds": ", ".join(map(str, seeds)),

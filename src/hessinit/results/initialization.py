@@ -186,6 +186,8 @@ class Initialization(_Applied):
         `safetensors.torch.load_model(model, path)` reads them back.
         """
         if self._save_weights is None:
-            why = "there are no weights to save: this is a dry run, or a copy of what was applied"
-            raise ValueError(f"{why}. Run initialize_ with dry_run=False, or save the model itself.")
+            raise ValueError(
+                "there are no weights to save: this is a dry run, or a copy of what was applied. Run "
+                "initialize_ with dry_run=False, or save the model itself."
+            )
         self._save_weights(path)

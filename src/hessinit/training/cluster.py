@@ -106,8 +106,10 @@ class SentFiles(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # ty
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.versions != VERSIONS:
-            why = f"a Dask worker has {VERSIONS}, and this process {self.versions}"
-            raise ProblemError(f"{why}: their numbers may differ. Install the same versions.")
+            raise ProblemError(
+                f"a Dask worker has {VERSIONS}, and this process {self.versions}: their numbers may "
+                "differ. Install the same versions."
+            )
         if self.name not in _sent:
             before = [finder for finder in sys.meta_path if isinstance(finder, SentFiles)]
             for name in {name for finder in (*before, self) for name in finder.files}:

@@ -156,8 +156,10 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
         raise ProblemError("data is empty; it must hold at least one batch (inputs, targets).")
     for index, pair in enumerate(pairs):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            rule = "every batch must be a pair (inputs, targets), or data one pair of all examples"
-            raise ProblemError(f"data[{index}] is a {type(pair).__name__}; {rule}.")
+            raise ProblemError(
+                f"data[{index}] is a {type(pair).__name__}; every batch must be a pair (inputs, targets), "
+                "or data one pair of all examples."
+            )
     parts = tuple(read_batches(tuple(pair))[0][1] for pair in pairs)
     return Data(parts, parts[0].size, ready=True)
 
@@ -194,5 +196,7 @@ def _check_examples(whole: Batch, batch_size: int) -> None:
                 f"{whole.size} examples. Transpose them, or pass a list of ready batches."
             )
     if batch_size > whole.size:
-        held = f"the data hold {whole.size} examples"
-        raise ProblemError(f"{held}, fewer than batch_size={batch_size}; pass {whole.size} or less.")
+        raise ProblemError(
+            f"the data hold {whole.size} examples, fewer than batch_size={batch_size}; pass {whole.size} "
+            "or less."
+        )

@@ -91,8 +91,10 @@ def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
     if isinstance(schemes, str):
         schemes = [schemes]
     if not isinstance(schemes, Iterable) or not schemes:
-        rule = "a list of names, such as ['he'], or a mapping from names to names or functions"
-        raise ProblemError(f"schemes={schemes!r} must be {rule}.")
+        raise ProblemError(
+            f"schemes={schemes!r} must be a list of names, such as ['he'], or a mapping from names to "
+            "names or functions."
+        )
     named = list(schemes.items()) if isinstance(schemes, Mapping) else [(each, each) for each in schemes]
     if len({name for name, _ in named}) < len(named):
         raise ProblemError(f"schemes={schemes!r} must hold every scheme once.")

@@ -156,8 +156,10 @@ def check_optimizer(optimizer: Any) -> None:
     if isinstance(optimizer, str):
         choose("optimizer", optimizer, list(OPTIMIZERS), {"gd": "sgd", "heavy ball": "momentum"})
     elif not callable(optimizer) or isinstance(optimizer, nn.Module):
-        rule = f"a name, such as 'adam', or a function that builds one, such as {EXAMPLE}"
-        raise ProblemError(f"optimizer is a {type(optimizer).__name__}; it must be {rule}.")
+        raise ProblemError(
+            f"optimizer is a {type(optimizer).__name__}; it must be a name, such as 'adam', or a function "
+            f"that builds one, such as {EXAMPLE}."
+        )
 
 
 def make_optimizer(
@@ -194,8 +196,11 @@ def make_optimizer(
     others = sum(id(parameter) not in own for parameter in updated)
     if others or not updated:
         found = f"{others} of its {len(updated)} parameters are not the model's" if others else "it has none"
-        what = f"optimizer returned a {type(made).__name__} that does not train the model"
-        raise ProblemError(_cannot_train(f"{what}: {found}"))
+        raise ProblemError(
+            _cannot_train(
+                f"optimizer returned a {type(made).__name__} that does not train the model: {found}"
+            )
+        )
     keeps = takes_rate or learning_rate is None
     if not keeps and all("lr" in group for group in made.param_groups):
         largest = max(float(group["lr"]) for group in made.param_groups)

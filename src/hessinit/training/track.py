@@ -249,8 +249,10 @@ class Tracker:
             fields, weights = subject.measure(steps)
             news = [one for one in steps.notes if steps.rule is None and one not in self._record.notes]
             seen = weights, [module.training for module in unwrap(subject.model).modules()]
-            changed = "the measured weights or modes of modules (train or eval) changed"
-            news += [f"Since the last point, {changed}."] * (self._seen not in (None, seen))
+            changed = (
+                "Since the last point, the measured weights or modes of modules (train or eval) changed."
+            )
+            news += [changed] * (self._seen not in (None, seen))
             self._seen, note = seen, " ".join(news)
         except Exception as failure:  # whatever it is, training goes on
             if must_succeed:
@@ -399,8 +401,10 @@ class _Subject:
 
 def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Tracking:
     if earlier.curvature != record.curvature:
-        why = f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}"
-        raise ProblemError(f"{why}; pass the same curvature, or another path.")
+        raise ProblemError(
+            f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}; pass "
+            "the same curvature, or another path."
+        )
     names = ("optimizer", "examples", "seed")
     pairs = {name: (getattr(earlier, name), getattr(record, name)) for name in names}
     changes = [f"{name} was {was!r} and is {now!r}" for name, (was, now) in pairs.items() if was != now]
