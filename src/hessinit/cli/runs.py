@@ -96,10 +96,12 @@ def sweep(
     _run_grid("sweep", **locals())
 
 
-def _run_grid(verb: str, problem: str, **chosen: Any) -> None:
+def _run_grid(
+    verb: str, problem: str, as_json: bool, html: Path | None, save: Path | None, picture: Path | None,
+    **chosen: Any,
+) -> None:  # fmt: skip
     place = find_problem(problem)
-    files = {name: chosen.pop(name) for name in ("html", "save", "picture")}
-    output = Output(chosen.pop("as_json"), **files, reads=place.file)
+    output = Output(as_json, html, save, picture, reads=place.file)
     chosen = options.given(**chosen)
     if chosen.pop("no_curvature", False):
         chosen["measure_curvature"] = False

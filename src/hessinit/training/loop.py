@@ -136,8 +136,9 @@ def train_and_track(
                 if progress is not None:
                     progress(step, value)
                 if not math.isfinite(value):
-                    ended = f"The loss became {value} at step {tracker.steps}; training ended there."
-                    tracker.add_note(ended)
+                    tracker.add_note(
+                        f"The loss became {value} at step {tracker.steps}; training ended there."
+                    )
 
             batches = (copy_to(batch, device_of(model)) for batch in read.minibatches(seed))
             train(model, loss, batches, stepper, steps=steps, warmup=ramp, forward=forward, on_step=on_step)
