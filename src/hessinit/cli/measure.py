@@ -75,9 +75,10 @@ def measure(
         curvature=curvature, layers=layers, tolerance=tolerance, precision=precision, seed=seed,
         jacobians=jacobians, diagnostics=diagnostics, plan=dry_run,
     )  # fmt: skip
-    unfinished = "the measurement was not finished, and nothing was written."
     with (
-        failures_explained(f"measuring {problem}", unfinished),
+        failures_explained(
+            f"measuring {problem}", "the measurement was not finished, and nothing was written."
+        ),
         progress(f"Measuring {problem} …", measuring=True) as show,
     ):
         loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
@@ -111,8 +112,7 @@ def measure(
                 trial = tried[0]
     output.write(report, after=None if judged is None else tell_rate(report, judged, problem, advice, trial))
     if not dry_run and not report.converged:
-        missed = f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}."
-        stop(missed, NOT_MET)
+        stop(f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}.", NOT_MET)
 
 
 def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
@@ -289,17 +289,19 @@ def initialize(
         stop(f"--weights {weights} must end in .safetensors.")
     race = lr is not None and not no_race
     if not race and (trial_steps or batch_size):
-        race_only = "--trial-steps and --batch-size are for the race"
-        stop(f"{race_only}; pass --lr without --no-race, or leave them out.")
+        stop(
+            "--trial-steps and --batch-size are for the race; pass --lr without --no-race, or leave them out."
+        )
     chosen = options.given(
         lr=lr if lr in (None, "auto") else float(lr or 0), target=target, rule=rule, scheme=scheme,
         scaling=scaling, momentum=momentum, layers=layers, overwrite=overwrite,
         curvature=curvature, tolerance=tolerance, seed=seed, dry_run=dry_run, report=report,
         trial_steps=trial_steps,
     )  # fmt: skip
-    unfinished = "the initialization was not finished, and nothing was written."
     with (
-        failures_explained(f"initializing {problem}", unfinished),
+        failures_explained(
+            f"initializing {problem}", "the initialization was not finished, and nothing was written."
+        ),
         progress(f"Initializing {problem} …") as show,
     ):
         loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)

@@ -226,8 +226,10 @@ def _load_function(place: Place) -> Callable[[], Any]:
             stop(f"there is no module {failure.name!r}, neither installed nor in {place.folder}.")
     found = Path(getattr(module, "__file__", None) or "a built-in module")
     if place.is_file and found.resolve() != place.file:
-        taken = f"has the name of another module, {found}"
-        stop(f"{place.source} {taken}; choose another name, such as my_{place.file.name}.")
+        stop(
+            f"{place.source} has the name of another module, {found}; choose another name, such as "
+            f"my_{place.file.name}."
+        )
     function: Any = getattr(module, place.function, None)
     if not callable(function):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]

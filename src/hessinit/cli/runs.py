@@ -96,10 +96,12 @@ def sweep(
     _run_grid("sweep", **locals())
 
 
-def _run_grid(verb: str, problem: str, **chosen: Any) -> None:
+def _run_grid(
+    verb: str, problem: str, as_json: bool, html: Path | None, save: Path | None, picture: Path | None,
+    **chosen: Any,
+) -> None:  # fmt: skip
     place = find_problem(problem)
-    files = {name: chosen.pop(name) for name in ("html", "save", "picture")}
-    output = Output(chosen.pop("as_json"), **files, reads=place.file)
+    output = Output(as_json, html, save, picture, reads=place.file)
     chosen = options.given(**chosen)
     if chosen.pop("no_curvature", False):
         chosen["measure_curvature"] = False
@@ -146,8 +148,10 @@ def _cluster(address: str | None, workers: int | None) -> Iterator[Any]:
         asyncio.run(asyncio.wait_for(greet(), CONNECTING))
         client = Client(address, timeout=CONNECTING, set_as_default=False)
     except Exception as failure:
-        why = f"no Dask scheduler answers there within {CONNECTING} s ({failure!r})"
-        stop(f"--dask {address}: {why}. Start one with `dask scheduler`, and give the address it prints.")
+        stop(
+            f"--dask {address}: no Dask scheduler answers there within {CONNECTING} s ({failure!r}). Start "
+            "one with `dask scheduler`, and give the address it prints."
+        )
     with client:
         yield client.get_executor()
 
@@ -294,8 +298,16 @@ def reproduce(
         import_torch()
         from hessinit.paper import reproduce as verb
 
-        where = {"data_dir": data_dir, "folder": folder, "workers": workers, "executor": executor}
-        found = verb(*names, data=data, seeds=seeds, variant=variant, **where)
+        found = verb(
+            *names,
+            data=data,
+            data_dir=data_dir,
+            seeds=seeds,
+            variant=variant,
+            folder=folder,
+            workers=workers,
+            executor=executor,
+        )
     Output(as_json).write(list(found) if as_json or len(found) > 1 else found[0])
     if data == "digits" and "all" in names:
         typer.echo("word2vec was left out: it needs a text, --data wikipedia --data-dir DIR.", err=True)

@@ -84,8 +84,10 @@ def apply_scheme_(
     if distribution is not None:
         choose("distribution", distribution, list(draws.DISTRIBUTIONS))
     if distribution is not None and scheme not in CLOSED_FORM:
-        given = f"distribution={distribution!r} has no meaning for scheme={scheme!r}"
-        raise ProblemError(f"{given}, which draws in its own way; leave it out.")
+        raise ProblemError(
+            f"distribution={distribution!r} has no meaning for scheme={scheme!r}, which draws in its own "
+            "way; leave it out."
+        )
     if not isinstance(generator, torch.Generator | None):
         raise ProblemError(f"generator={generator!r} must be a torch.Generator.")
     check_switches(dropout=dropout, dry_run=dry_run)
@@ -94,8 +96,10 @@ def apply_scheme_(
     if gains and scheme not in [*USES_GAIN, "lsuv"]:
         raise ProblemError(f"gains has no meaning for scheme={scheme!r}, which uses no gain; leave it out.")
     if scheme == "lsuv" and sample is None:
-        way = "pass sample=, a batch of inputs as the model gets them"
-        raise ProblemError(f"scheme='lsuv' measures the outputs of the layers, so it needs data: {way}.")
+        raise ProblemError(
+            "scheme='lsuv' measures the outputs of the layers, so it needs data: pass sample=, a batch of "
+            "inputs as the model gets them."
+        )
     model = unwrap(model)
     check_present(model)
     if not (targets := weights.find_targets(model, layers)):
@@ -120,8 +124,10 @@ def write_scheme_(
     branches = sum(use.closes_residual for use in traced.uses)
     normalized = any(use.norm_follows or use.upstream.end == "norm" for use in traced.uses)
     if residual == "plain" and branches >= 4 and not normalized:
-        doubles = 'the variance may double with each. residual="scaled" keeps it within a factor of 3'
-        notes.append(f"{branches} residual branches are added without a normalization: {doubles}.")
+        notes.append(
+            f"{branches} residual branches are added without a normalization: the variance may double with "
+            'each. residual="scaled" keeps it within a factor of 3.'
+        )
     name = (distribution or "normal") if scheme in CLOSED_FORM else None
     if dry_run and scheme in CLOSED_FORM:
         planned = tuple(draft.planned for draft in drafts)
@@ -233,8 +239,10 @@ def _draft(
     up = use.upstream.keep if dropout and needed[0] else 1.0
     down = use.downstream.keep if dropout and needed[1] else 1.0
     if not min(up, down) > 0:
-        why = f"a dropout of p = 1 stands next to {target.name}: nothing passes, so no weight is right"
-        raise ProblemError(f"{why}. Lower p, or pass dropout=False.")
+        raise ProblemError(
+            f"a dropout of p = 1 stands next to {target.name}: nothing passes, so no weight is right. "
+            "Lower p, or pass dropout=False."
+        )
     plain = (
         _gain(target.name, use.upstream, "before", needed[0] and scheme in USES_GAIN, gain),
         _gain(target.name, use.downstream, "after", needed[1], gain),

@@ -6,11 +6,10 @@ bf16 or fp16, on any device, gets the rounded numbers of its fp32 twin. Nothing 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -168,7 +167,7 @@ def _measured(draft: Draft, value: Tensor) -> PlannedWeight:
     assert draft.use is not None
     blocks = [torch.cat([one.reshape(-1) for one in groups]) for groups in block_views(draft.use, value)]
     roots = [float(block.double().square().mean().sqrt()) for block in blocks]
-    return dataclasses.replace(draft.planned, std=tuple(roots))
+    return replace(draft.planned, std=tuple(roots))
 
 
 # --- Layer-sequential unit variance (Mishkin & Matas, ICLR 2016), in one forward pass ---------------------
@@ -273,8 +272,10 @@ def _scale_to_unit_variance_(
     unseen = ", ".join(target.name for key, target in targets.items() if key not in mode.factors)
     notes = [f"{unseen}: parametrized, or no output to measure, so left orthogonal."] if unseen else []
     for key, factor in mode.shrunk.items():
-        why = f"{targets[key].name} is used again, where its output would be {1 / factor:.2g} times too large"
-        notes.append(f"{why}, so it is that much smaller, and so is the output of its first use.")
+        notes.append(
+            f"{targets[key].name} is used again, where its output would be {1 / factor:.2g} times too "
+            "large, so it is that much smaller, and so is the output of its first use."
+        )
     if failed := ", ".join(targets[key].name for key in mode.failed):
         notes.append(f"{failed}: no scale gives variance 1 (a bias? max_norm?), left orthogonal.")
     return tuple(notes)

@@ -188,8 +188,11 @@ def _solve_network(
     assert goal.target is not None
     insists = config.scaling != "auto" or config.lr is None
     if traits.reason_not_to_sharpen and not insists and 0 < norm < goal.target * (1 - config.tolerance):
-        why = f"since {traits.reason_not_to_sharpen}, sharper ones would not learn faster"
-        return Solution(goal, NOT_SCALED, first, f"the weights are flat enough for the rate; {why}")
+        reason = (
+            f"the weights are flat enough for the rate; since {traits.reason_not_to_sharpen}, sharper ones "
+            "would not learn faster"
+        )
+        return Solution(goal, NOT_SCALED, first, reason)
     scaling = config.scaling
     if scaling == "auto":
         sharper = norm / goal.target
@@ -202,12 +205,14 @@ def _solve_network(
     rows = (*first, *outcome.measurements)
     loud = model.output().loss > output.zero_loss + (defaults.LOUD - 1) * model.loss_unit()
     if config.scaling == "auto" and path.name == "last" and (outcome.reason or loud):
-        reached, far = dict(model.scales), _distance(model.network_norm(), goal.target)
+        reached, far = dict(model.scales), abs(search.log_ratio(model.network_norm(), goal.target))
         model.scale_({})
         other = scales.scaling_path("small-output", targets, uses, model, goal.target, nearly=True)
         second = search.solve_network(model, other, goal.target, config, lowest)
         rows = (*rows, *second.measurements)
-        if not second.reason or (outcome.reason and _distance(model.network_norm(), goal.target) < far):
+        if not second.reason or (
+            outcome.reason and abs(search.log_ratio(model.network_norm(), goal.target)) < far
+        ):
             path, outcome = other, second
         else:
             model.scale_({name: math.log(factor) for name, factor in reached.items()})
@@ -299,7 +304,10 @@ def _reason_to_restore(
     if old is None or after is None or target is None or not is_far:
         return ""
     near, far = (
-        max((_distance(row.norm, target) for row in _judged(report, config, found)), default=math.inf)
+        max(
+            (abs(search.log_ratio(row.norm, target)) for row in _judged(report, config, found)),
+            default=math.inf,
+        )
         for report in (old, after)
     )
     farther = far > (2 * near if config.rule == "network" else near)
@@ -320,7 +328,7 @@ def _judge(after: CurvatureReport | None, config: Config, found: Solution) -> tu
         met, missed = f"{norm} is within {limit} of {target:.3g}", f"{norm}, not {target:.3g}: {why}"
     else:
         met = f"all {len(rows)} layers have ‖H‖ within {limit} of {target:.3g}"
-        worst = max(rows, key=lambda row: _distance(row.norm, target))
+        worst = max(rows, key=lambda row: abs(search.log_ratio(row.norm, target)))
         missed = (
             f"{len(off)} of {len(rows)} layers are not within {limit} of {target:.3g}, the farthest "
             f"{worst.name} with ‖H‖ = {worst.norm:.3g}: {why}"
@@ -332,7 +340,3 @@ def _judged(report: CurvatureReport, config: Config, found: Solution) -> Sequenc
     if config.rule == "network":
         return [report.network]
     return [row for row in report if row.name not in found.unreachable]
-
-
-def _distance(norm: float, target: float | None) -> float:
-    return abs(math.log(norm / target)) if target and 0 < norm < math.inf else math.inf

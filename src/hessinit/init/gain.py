@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, choose
@@ -97,17 +96,20 @@ def _resolve(activation: Activation) -> Function | nn.Module:
         if activation.lower() == "prelu":
             raise ProblemError("activation='prelu' has slopes that are learned; pass the nn.PReLU itself.")
         choose("activation", activation, list(NAMES), _SYNONYMS)
-        return getattr(F, activation)
+        return getattr(nn.functional, activation)
     if isinstance(activation, type) and issubclass(activation, nn.Module):
         with untouched_random_state(CPU), CPU:
             try:
                 return activation().eval()
             except TypeError as error:
-                why = f"{activation.__name__} cannot be built without arguments ({error})"
-                raise ProblemError(f"{why}. Pass an instance.") from error
+                raise ProblemError(
+                    f"{activation.__name__} cannot be built without arguments ({error}). Pass an instance."
+                ) from error
     if isinstance(activation, type) or not callable(activation):
-        wanted = "pass a module, a function of tensors, or a name such as 'relu'"
-        raise ProblemError(f"activation={activation!r} is no activation; {wanted}.")
+        raise ProblemError(
+            f"activation={activation!r} is no activation; pass a module, a function of tensors, or a name "
+            "such as 'relu'."
+        )
     return activation
 
 
@@ -166,8 +168,10 @@ def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
         return torch.allclose(first, second, rtol=0, atol=near, equal_nan=True)
 
     if not same(evaluate(z), value):
-        why = f"{name} is random: two calls differ, so no single gain describes it"
-        raise ProblemError(f"{why}. Call .eval() on it, or pass the activation without its noise.")
+        raise ProblemError(
+            f"{name} is random: two calls differ, so no single gain describes it. Call .eval() on it, or "
+            "pass the activation without its noise."
+        )
     # Shuffled, and some left out, the smallest and the largest among them: whatever looks at neighbours,
     # positions, sums or extremes gives something else.
     some = (torch.arange(64) * 27 % 64)[5:40]
@@ -176,8 +180,10 @@ def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
 
 
 def _not_elementwise(name: str, reason: str) -> ProblemError:
-    why = f"{name} is not elementwise: {reason}. A gain belongs to a function of one number"
-    return ProblemError(f"{why}; pass the elementwise function alone, and treat the rest as a layer.")
+    return ProblemError(
+        f"{name} is not elementwise: {reason}. A gain belongs to a function of one number; pass the "
+        "elementwise function alone, and treat the rest as a layer."
+    )
 
 
 REACH = 12.0  # the normal density has fallen to 1e-32 of its peak there

@@ -20,13 +20,12 @@ from torch.overrides import TorchFunctionMode
 from hessinit.errors import ProblemError
 from hessinit.init import trace
 from hessinit.init.layer_functions import COMPOSITES, LAYERS, WEIGHT_FUNCTIONS, arguments
-from hessinit.init.trace import Derived, Signal, Trace, leaves_of
 from hessinit.problem.batches import cast, map_tensors, tensors_in
 from hessinit.problem.double_backward import twice_differentiable
 from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.problem.problem import Forward, explain_module
 
-Add = Callable[..., Signal]  # `Trace.add` with a shape
+Add = Callable[..., trace.Signal]  # `Trace.add` with a shape
 _BY_CHANNEL = ("mul", "div", "prelu")
 _SLICING = {"getitem", "narrow", "select", *trace.SPLITS}
 _IN_PLACE = re.compile(r"[^_]_$")
@@ -204,7 +203,7 @@ class Recorder(TorchFunctionMode):
         return _step(add, name, call, tuple(dict.fromkeys(one.index for one in signals)))
 
 
-def _step(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]) -> Signal:
+def _step(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]) -> trace.Signal:
     kind = trace.kind_of(name)
     constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
     if kind == "mix" and len(sources) == 1 and constants:
@@ -226,7 +225,7 @@ def _step(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, .
     return add(name, kind, sources, call=call)
 
 
-def _elementwise(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]) -> Signal:
+def _elementwise(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]) -> trace.Signal:
     leaves = trace.leaves_of([call.args, dict(call.kwargs)])
     learned = [leaf.value for leaf in leaves if isinstance(leaf, trace.Derived)]
     others = [*learned, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
@@ -344,8 +343,10 @@ def run(
     except Exception as failure:
         if forward is _call_on_symbols:
             reason = str(failure).strip().split(". ")[0].splitlines() or [type(failure).__name__]
-            why = f"the model cannot be traced without data ({reason[0].rstrip('.')})"
-            raise ProblemError(f"{why}; pass sample=, an input as the model gets it.") from failure
+            raise ProblemError(
+                f"the model cannot be traced without data ({reason[0].rstrip('.')}); pass sample=, an "
+                "input as the model gets it."
+            ) from failure
         if "does not require grad" in str(failure):
             raise ProblemError(
                 "the forward differentiates by its own weights, as that of MAML does, and a scheme runs it "
@@ -385,7 +386,7 @@ def _plain_transformers() -> Iterator[None]:
         transformer._get_seq_len = length
 
 
-def trace_forward(model: nn.Module, sample: Any, forward: Forward | None) -> Trace:
+def trace_forward(model: nn.Module, sample: Any, forward: Forward | None) -> trace.Trace:
     """Run the forward once on copies of the weights, the buffers and the sample, and record every call.
 
     Without a sample it runs on symbols: arguments that have a default take it, and a forward that asks for
@@ -396,7 +397,7 @@ def trace_forward(model: nn.Module, sample: Any, forward: Forward | None) -> Tra
     recorder = Recorder(_first_real(model))
     # A closure holds the model's own parameters, which no copy replaces.
     for name, parameter in [*parameters.items(), *model.named_parameters()]:
-        recorder.know(parameter, Derived(frozenset({name}), parameter))
+        recorder.know(parameter, trace.Derived(frozenset({name}), parameter))
     with preserved(model):
         attributes = [value for part in model.modules() for value in vars(part).values()]
         for constant in [*buffers.values(), *(value for value in attributes if isinstance(value, Tensor))]:
@@ -411,9 +412,9 @@ def trace_forward(model: nn.Module, sample: Any, forward: Forward | None) -> Tra
             recorder.know(tensor, recorder.trace.add("input", "input", shape=tuple(tensor.shape)))
         forward = _call_on_symbols if sample is None else forward
         output = run(model, inputs, forward, {**parameters, **buffers}, recorder)
-    returned = [*tensors_in(output), *(leaf for leaf in leaves_of(output) if isinstance(leaf, Symbol))]
+    returned = [*tensors_in(output), *(leaf for leaf in trace.leaves_of(output) if isinstance(leaf, Symbol))]
     found = [recorder.symbol_of(one) for one in returned]
-    recorder.trace.outputs = {one.index for one in found if isinstance(one, Signal)}
+    recorder.trace.outputs = {one.index for one in found if isinstance(one, trace.Signal)}
     return recorder.trace
 
 

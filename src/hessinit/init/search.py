@@ -263,8 +263,11 @@ class CoupledSolve:
             step = step.astype(np.float64) * (longest / max(longest, float(np.abs(step).max())))
             step = self._admissible_step(best.scales, step)
             if np.abs(step).max() < _SHORTEST_STEP:
-                off = f"{int((np.abs(best.distances) > self.tolerance).sum())} of {count} norms"
-                unmoved = f"no scale of the weights brings {off} nearer to the target"
+                unmoved = (
+                    "no scale of the weights brings "
+                    f"{int((np.abs(best.distances) > self.tolerance).sum())} of {count} norms nearer to "
+                    "the target"
+                )
                 return replace(best, reason=_CAPPED if self.capped else unmoved)
             trial = Solved(best.scales + step, self._measured(best.scales + step))
             if not np.isfinite(trial.distances).all():
@@ -344,7 +347,7 @@ def solve_network(
     def measure(t: float) -> float:
         loss, norm = output(t).loss, model.network_norm()
         rows.append(Measurement(t=t, norm=norm, loss=loss))
-        return _log_ratio(norm, target)
+        return log_ratio(norm, target)
 
     def log_power(t: float) -> float:
         if path.pace is not None:
@@ -357,8 +360,9 @@ def solve_network(
     model.scale_(path.logs(found.t))
     reason = found.reason
     if reason == _SATURATES:
-        times = f"{cap.factor:g}× the loss of a zero output"
-        reason += f": the initial loss would exceed {cap.value:.3g}, {times}"
+        reason += (
+            f": the initial loss would exceed {cap.value:.3g}, {cap.factor:g}× the loss of a zero output"
+        )
     return Outcome(tuple(rows), reason)
 
 
@@ -378,7 +382,7 @@ def solve_layers(model: ScaledModel, names: Sequence[str], target: float, config
 
     def measure(logs: Vector) -> Vector:
         loss, norms = output(logs).loss, model.layer_norms()
-        distances = np.array([_log_ratio(norms[name], target) for name in names])
+        distances = np.array([log_ratio(norms[name], target) for name in names])
         name = names[int(np.nanargmax(np.abs(distances)))]
         rows.append(Measurement(t=None, norm=norms[name], loss=loss, layer=name))
         return distances
@@ -408,5 +412,6 @@ def solve_layers(model: ScaledModel, names: Sequence[str], target: float, config
     return Outcome(tuple(rows), solved.reason, tuple(flat))
 
 
-def _log_ratio(norm: float, target: float) -> float:
+def log_ratio(norm: float, target: float) -> float:
+    """log(norm/target); -inf for a norm of 0, inf for one that is not finite."""
     return math.log(norm / target) if 0 < norm < math.inf else -math.inf if norm == 0 else math.inf

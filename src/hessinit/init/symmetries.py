@@ -122,8 +122,7 @@ def find_symmetries(problem: Problem, fixed: Iterable[str] = (), *, nearly: bool
     first batch; call it within the problem's settings.
     """
     weights = {**problem.leaves, **problem.constants}
-    mode = _Degrees(weights, _RULES | _NEARLY_LINEAR if nearly else _RULES)
-    with mode:
+    with _Degrees(weights, _RULES | _NEARLY_LINEAR if nearly else _RULES) as mode:
         output = problem.output(problem.batches[0], weights=weights)
     mode.require_zero(mode.of(output))
     return Symmetries(weights, [*mode.equations, *({name: 1.0} for name in fixed)], mode.gains, mode.divides)
@@ -162,12 +161,12 @@ class _Degrees(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._rules = rules
         # With the tensor itself, so that no other one gets its id.
-        self._degrees: dict[int, tuple[Tensor, Degree]] = {}
+        self._degrees: dict[int, tuple[Tensor, Degree]] = {
+            id(parameter): (parameter, {name: 1.0}) for name, parameter in parameters.items()
+        }
         self.equations: list[Degree] = []
         self.divides = False
         self.gains: set[str] = set()
-        for name, parameter in parameters.items():
-            self._degrees[id(parameter)] = (parameter, {name: 1.0})
 
     def of(self, value: Any) -> Degree:
         return self._degrees[id(value)][1] if id(value) in self._degrees else {}

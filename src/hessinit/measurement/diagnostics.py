@@ -110,9 +110,8 @@ class _Gathered:
     def conclude(self, unused: bool) -> Diagnostics:
         if unused:
             return Diagnostics(reason="the forward does not use it")
-        own, norm = self._weight_gradient, None
-        if own is not None:
-            norm = float(torch.linalg.vector_norm(own, dtype=torch.float64))
+        own = self._weight_gradient
+        norm = None if own is None else float(torch.linalg.vector_norm(own, dtype=torch.float64))
         if not self._after.count:
             return Diagnostics(weight_gradient_norm=norm, reason="it never meets a tensor of the batch")
         units = sum(len(alive) for alive in self._alive.values())

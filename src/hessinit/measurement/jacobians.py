@@ -107,8 +107,9 @@ def read_layers(output: Tensor, leaves: dict[str, Tensor], seed: int) -> tuple[L
         calls = [(use, layer_uses.read_call(use, leaves[name])) for use in uses]
         unknown = [use.kind for use, call in calls if call is None]
         if unknown:
-            kinds = "dense, convolution, embedding"
-            reasons[name] = f"the weight goes into {unknown[0]}, none of the known uses ({kinds})"
+            reasons[name] = (
+                f"the weight goes into {unknown[0]}, none of the known uses (dense, convolution, embedding)"
+            )
         elif not uses:
             reasons[name] = "the forward does not use this weight"
         else:
@@ -261,11 +262,12 @@ class Jacobian:
     def _gradients(
         self, sent: Sequence[tuple[Any, Tensor]], inputs: Any, points: GraphPoints, stack: torch.Size
     ) -> list[Tensor]:
-        options = {"retain_graph": True, "allow_unused": True, "is_grads_batched": bool(stack)}
         found: Sequence[Tensor | None] = [None] * len(points)
         if sent:
             outputs, vectors = zip(*sent, strict=True)
-            found = torch.autograd.grad(outputs, inputs, vectors, **options)
+            found = torch.autograd.grad(
+                outputs, inputs, vectors, retain_graph=True, allow_unused=True, is_grads_batched=bool(stack)
+            )
         zeros = functools.partial(self._like.new_zeros, *stack)
         pairs = zip(points, found, strict=True)
         return [zeros(at.size, at.each) if one is None else at.gather(one.detach()) for at, one in pairs]

@@ -48,8 +48,10 @@ def _named_layers(model: nn.Module, directions: Mapping[Any, Any]) -> list[str]:
     unknown = [key for key in directions if key not in names]
     if unknown or not directions:
         close = did_you_mean(str(unknown[0]), names) if unknown else ""
-        known = f"they are {', '.join(parameters[:8])}.{close}"
-        raise ProblemError(f"directions must name parameters of the model, got {unknown or 'none'}; {known}")
+        raise ProblemError(
+            f"directions must name parameters of the model, got {unknown or 'none'}; they are "
+            f"{', '.join(parameters[:8])}.{close}"
+        )
     return [glob.escape(layer_name(key)) for key in directions]
 
 
@@ -74,8 +76,10 @@ def _read_given(problem: Problem, layer: Layer, directions: Mapping[Any, Any]) -
             return tensor.reshape(-1, *layer.shape)
         what = f"holds {bad} NaN or inf among {tensor.numel()} values (in {problem.dtype})"
     several = ", ".join(["draws", *map(str, layer.shape)])
-    rule = f"it must be a dense, real, finite tensor of shape {layer.shape}, or ({several}) for several"
-    raise ProblemError(f"directions[{key!r}] {what}; {rule}.")
+    raise ProblemError(
+        f"directions[{key!r}] {what}; it must be a dense, real, finite tensor of shape {layer.shape}, or "
+        f"({several}) for several."
+    )
 
 
 def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Iterator[Directions]:
@@ -163,8 +167,10 @@ def quadratic_form(
     else:
         choose("directions", directions, ["random", "gradient"])
     if directions == "gradient" and draws != 1:
-        way = "Leave draws out, or choose directions='random'"
-        raise ProblemError(f"draws={draws} with directions='gradient': there is one loss gradient. {way}.")
+        raise ProblemError(
+            f"draws={draws} with directions='gradient': there is one loss gradient. Leave draws out, or "
+            "choose directions='random'."
+        )
     problem = Problem(model, loss, batch, **options)
     with problem.settings():
         given: dict[str, Tensor] = {}
@@ -172,8 +178,10 @@ def quadratic_form(
             given = {layer.parameter: _read_given(problem, layer, directions) for layer in problem.layers}
             counts = {len(tensor) for tensor in given.values()}
             if len(counts) > 1 or draws not in (1, *counts):
-                rule = "give every layer as many, and leave draws out: the tensors say it"
-                raise ProblemError(f"draws={draws}, but directions hold {sorted(counts)}; {rule}.")
+                raise ProblemError(
+                    f"draws={draws}, but directions hold {sorted(counts)}; give every layer as many, and "
+                    "leave draws out: the tensors say it."
+                )
             draws = counts.pop()
         passes = [SharedPass(evaluation) for evaluation in evaluate(problem)]
 

@@ -273,8 +273,9 @@ def read_lines(path: Path) -> Iterator[str]:
                         yield TAG.sub(" ", BREAK.sub("; ", plain)) if "<" in plain else plain
                     title = None
     except (OSError, EOFError, ValueError, lzma.LZMAError) as failure:
-        why = f"{path} cannot be read as UTF-8 text ({failure})"
-        raise ProblemError(f"{why}; pass another file.") from failure
+        raise ProblemError(
+            f"{path} cannot be read as UTF-8 text ({failure}); pass another file."
+        ) from failure
 
 
 # A full stop after one of these, or after a single letter (initials, U.S., e.g.), does not end a sentence.

@@ -198,8 +198,10 @@ def choose_experiments(names: Sequence[str], data: str, variant: str | None) -> 
         if variant is not None:
             choose(f"{each.name}: variant", variant, list(each.variants))
         if data == "digits" not in each.data and each.name in wanted:
-            way = f"Pass data={each.data[0]!r}, and as data_dir the folder with a Wikipedia text"
-            raise ProblemError(f"{each.name} does not run on the embedded digits. {way}.")
+            raise ProblemError(
+                f"{each.name} does not run on the embedded digits. Pass data={each.data[0]!r}, and as "
+                "data_dir the folder with a Wikipedia text."
+            )
     papers = [(each, name) for each in experiments for name in each.data if name != "digits"]
     return papers if data == "paper" else [(each, data) for each in experiments if data in each.data]
 
@@ -257,9 +259,12 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, str]:
     """The machine, in words; nothing that names it."""
-    system, kind = platform.system(), platform.machine()
-    cores = str(os.cpu_count() or "unknown")
-    return {"processor": platform.processor() or kind, "cores": cores, "system": f"{system} {kind}"}
+    kind = platform.machine()
+    return {
+        "processor": platform.processor() or kind,
+        "cores": str(os.cpu_count() or "unknown"),
+        "system": f"{platform.system()} {kind}",
+    }
 
 
 @functools.cache

@@ -21,8 +21,14 @@ def build(described: Mapping[str, Plain], shape: tuple[int, int, int], activatio
     for key in ("hidden widths", "hidden units"):
         if key in described:
             return dense([math.prod(shape), *described[key], 10], activation)
-    sizes = {key: described[key] for key in ("channels", "kernel", "pool")}
-    return lenet(shape, **sizes, head=described.get("head", described.get("dense")), activation=activation)
+    return lenet(
+        shape,
+        channels=described["channels"],
+        kernel=described["kernel"],
+        pool=described["pool"],
+        head=described.get("head", described.get("dense")),
+        activation=activation,
+    )
 
 
 def dense(widths: Sequence[int], activation: str, before: nn.Sequential | None = None) -> nn.Sequential:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from hessinit.results.reproduction import PaperCell, PaperTable
 from hessinit.results.result import Plain
 
+SIGNIFICANT = 0.05  # a p-value below it
+
 
 @cache
 def printed() -> Plain:
@@ -67,13 +69,27 @@ def make_table(
     for (row, column), found in cells.items():
         number = table["rows"].get(row, {}).get(column)
         paper = None if number is None else float(number)
+        about = [
+            claim["rule"]
+            for claim in claims
+            if row in claim.get("rows", [row]) and column in claim.get("columns", [column])
+        ]
         rule, within = "", None
-        for claim in reversed(claims):  # the first that is about it
-            about = row in claim.get("rows", [row]) and column in claim.get("columns", [column])
-            if about and paper is not None:
-                rule, within = claim["rule"], holds(claim["rule"], found.ours, paper)
-        values = {**found._asdict(), "ours": float(found.ours)}
-        made.append(PaperCell(row=row, column=column, paper=paper, rule=rule, within=within, **values))
+        if about and paper is not None:
+            rule, within = about[0], holds(about[0], found.ours, paper)
+        made.append(
+            PaperCell(
+                row=row,
+                column=column,
+                ours=float(found.ours),
+                error=found.error,
+                n=found.n,
+                unit=found.unit,
+                paper=paper,
+                rule=rule,
+                within=within,
+            )
+        )
     rows, columns = (tuple(dict.fromkeys(place[at] for place in cells)) for at in (0, 1))
     return PaperTable(title=title, corner=corner, rows=rows, columns=columns, cells=tuple(made), note=note)
 

@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hessinit.errors import ProblemError
 from hessinit.paper.datasets import load_images
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
-from hessinit.paper.reference import Measured, make_table, mean, percentage
+from hessinit.paper.reference import SIGNIFICANT, Measured, make_table, mean, percentage
 from hessinit.results.reproduction import Findings
 from hessinit.results.result import Plain, read_numbers
 from hessinit.training.data import generator
@@ -31,7 +30,6 @@ HIDDEN, CLASSES = (32, 32), 10
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "tanh": torch.tanh}
 SHUFFLES = 40
 NETWORKS_AT_ONCE = 250  # their first weights, some 8 MB, stay near the processor
-SIGNIFICANCE = 0.05
 
 
 class CorrelationTable(Experiment):
@@ -39,8 +37,9 @@ class CorrelationTable(Experiment):
 
     def prepare(self, setting: PaperSetting) -> str:
         if importlib.util.find_spec("scipy") is None:
-            why = "scipy is not installed, and Table 1 needs its p-values"
-            raise ProblemError(f"{why}. Run pip install 'hessinit[paper]'.")
+            raise ProblemError(
+                "scipy is not installed, and Table 1 needs its p-values. Run pip install 'hessinit[paper]'."
+            )
         return super().prepare(setting)
 
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
@@ -77,12 +76,12 @@ class CorrelationTable(Experiment):
                 columns = ("p", "r", "expected r")
                 p, r, expected = (read_numbers([each[activation][key] for each in seeds]) for key in columns)
                 # The paper counts so.
-                found = Measured(10 * sum(value < SIGNIFICANCE for value in p) / len(p), None, len(p))
+                found = Measured(10 * sum(value < SIGNIFICANT for value in p) / len(p), None, len(p))
                 correlations[name, "r"], correlations[name, "expected r"] = mean(r), mean(expected)
                 correlations[name, "dependent"] = found
                 if activation == "relu":
                     counts[row, "dependent"], counts[row, "mean p"] = found, mean(p)
-            shuffled = [value < SIGNIFICANCE for seed in seeds for value in read_numbers(seed["shuffled p"])]
+            shuffled = [value < SIGNIFICANT for seed in seeds for value in read_numbers(seed["shuffled p"])]
             control[row, "dependent"] = percentage(shuffled)
         tables = (
             make_table(
@@ -141,7 +140,7 @@ def draw_samples(
     for row, (before, after) in zip([lit.shape[1], *widths[:-1]], fans, strict=True):
         bound = math.sqrt(6 / (before + after))
         weights.append(torch.empty(len(lit), row, after).uniform_(-bound, bound, generator=generator))
-    targets = F.one_hot(labels, widths[-1]).to(inputs.dtype)
+    targets = torch.nn.functional.one_hot(labels, widths[-1]).to(inputs.dtype)
     drawn = {}
     for name, activation in ACTIVATIONS.items():
         hidden = lit.unsqueeze(1)

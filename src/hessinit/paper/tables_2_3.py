@@ -96,8 +96,10 @@ class QuadraticFormTable(Experiment):
                 f"{otherwise:.0f} otherwise."
             )
         off = max(abs(ratio - 1) for layer in self.rows for ratio in ratios["relu", layer])
-        near = f"over {first.cells[0].n} restarts the two differ by at most {off:.1g} of it, in all layers"
-        sentences.append(f"With ReLU the approximation is the exact Hessian, as Theorem 1 says: {near}.")
+        sentences.append(
+            f"With ReLU the approximation is the exact Hessian, as Theorem 1 says: over {first.cells[0].n} "
+            f"restarts the two differ by at most {off:.1g} of it, in all layers."
+        )
         return Findings(tables=tuple(tables), sentences=tuple(sentences))
 
     def table(

@@ -12,12 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import skip_init
 
 from hessinit.measurement.measure import measure
 from hessinit.paper.datasets import THRESHOLD, WINDOW, Corpus, find_text, load_text
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
-from hessinit.paper.reference import Measured, RankCorrelation, make_table, mean, rank_correlation
+from hessinit.paper.reference import (
+    SIGNIFICANT,
+    Measured,
+    RankCorrelation,
+    make_table,
+    mean,
+    rank_correlation,
+)
 from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_numbers, to_plain
 from hessinit.training.data import derive, generator
@@ -33,7 +39,6 @@ BATCH = 100
 NEGATIVES = 5
 CURVE_POINTS = 10  # of every run: the record of all of them is to stay small
 TOLERANCE = 1e-2  # a percent is enough: the norms of the sweep span seven orders of magnitude
-SIGNIFICANT = 0.05
 MODELS = {"softmax": "full softmax", "negative": "negative sampling"}
 NORMS = {"centre": "centre", "context": "context", "network": "network", "exact": "network, exact"}
 # What may be near 1: the norm of the loss averaged over a batch, of the loss summed over it, or lr·‖H‖.
@@ -57,11 +62,11 @@ class SkipGram(nn.Module):
     def __init__(self, vocabulary: int, dimension: int, negative: bool) -> None:
         super().__init__()
         self.negative = negative
-        self.centre = skip_init(nn.Embedding, vocabulary, dimension)
+        self.centre = nn.utils.skip_init(nn.Embedding, vocabulary, dimension)
         if negative:
-            self.context = skip_init(nn.Embedding, vocabulary, dimension)
+            self.context = nn.utils.skip_init(nn.Embedding, vocabulary, dimension)
         else:
-            self.context = skip_init(nn.Linear, dimension, vocabulary, bias=False)
+            self.context = nn.utils.skip_init(nn.Linear, dimension, vocabulary, bias=False)
 
     def forward(self, words: Tensor) -> Any:
         if self.negative:

@@ -30,10 +30,11 @@ def describe_comparison(comparison: Comparison) -> doc.Document:
     title = "Sweep of standard deviations" if is_sweep else "Comparison of initialization schemes"
     losses = _final_losses(comparison) if is_sweep else _heat_map(comparison)
     curves = [doc.Section("Loss curves", found)] if (found := _loss_curves(comparison)) else []
-    answer = "" if any_learns(comparison) else _nothing_trains(comparison)
+    learns = any(scheme_learns(comparison, scheme) for scheme in comparison.schemes)
     return doc.Document(
-        title=w.title(title, comparison.settings), answer=answer, verdict=conclude_comparison(comparison),
-        numbers=_key_numbers(comparison), picture=(losses.name, "losses"),
+        title=w.title(title, comparison.settings), answer="" if learns else _nothing_trains(comparison),
+        verdict=conclude_comparison(comparison), numbers=_key_numbers(comparison),
+        picture=(losses.name, "losses"),
         sections=[
             doc.Section("Curvature and loss" if is_sweep else "Scheme and learning rate", [losses]),
             *curves, doc.Section("All results", [*_table_blocks(comparison), *facts]),
@@ -76,8 +77,10 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
     fails = [f"{w.join_names(failed)} {verb} not train with every seed at {where}."] if failed else []
     if idle:
         verb, steps = w.agree(idle, "does", "do"), w.count(comparison.steps, "step")
-        told = f"{w.join_names(idle)} {verb} not learn in {steps} at {where}"
-        fails.append(f"{told}: the loss ends no lower than {_name_chance(comparison)}.")
+        fails.append(
+            f"{w.join_names(idle)} {verb} not learn in {steps} at {where}: the loss ends no lower than "
+            f"{_name_chance(comparison)}."
+        )
     return [f"{said}.", *_name_robust(comparison), *fails]
 
 
@@ -90,10 +93,6 @@ def _name_chance(comparison: Comparison) -> str:
     chance = comparison.constant_loss
     loss = "" if chance is None else f" ({w.format_number(chance)})"
     return f"that of a constant output{loss}"
-
-
-def any_learns(comparison: Comparison) -> bool:
-    return any(scheme_learns(comparison, scheme) for scheme in comparison.schemes)
 
 
 def scheme_learns(comparison: Comparison, scheme: str) -> bool:
@@ -118,8 +117,12 @@ def _name_robust(comparison: Comparison) -> list[str]:
     if not times:
         return []
     scheme = min(times, key=times.__getitem__)
-    average = f"its loss is {w.format_ratio(times[scheme])}× the lowest at each rate, on average"
-    return [f"{w.shorten(scheme)} trains wherever another scheme does ({len(lowest)} rates): {average}."]
+    return [
+        (
+            f"{w.shorten(scheme)} trains wherever another scheme does ({len(lowest)} rates): its loss is "
+            f"{w.format_ratio(times[scheme])}× the lowest at each rate, on average."
+        )
+    ]
 
 
 def _write_best(comparison: Comparison, scheme: str) -> str:
@@ -135,8 +138,10 @@ def _nothing_trains(comparison: Comparison) -> str:
         return "No scheme trains: the initial loss is not finite. Check the data, the loss and the weights."
     rates = w.join_names([w.format_number(rate) for rate in comparison.learning_rates])
     if not all(math.isnan(comparison.best_rate(scheme)) for scheme in comparison.schemes):
-        why = f"every loss ends no lower than {_name_chance(comparison)}"
-        return f"No scheme learns at lr {rates}: {why}. Try more steps or other learning rates."
+        return (
+            f"No scheme learns at lr {rates}: every loss ends no lower than {_name_chance(comparison)}. "
+            "Try more steps or other learning rates."
+        )
     return f"No scheme trains with every seed at lr {rates}; try a lower rate."
 
 
@@ -298,11 +303,18 @@ def _final_losses(comparison: Comparison) -> doc.LineChart:
         point |= {"details": [_describe_cell(comparison, scheme, rate)], "in_legend": False}
         series.append(doc.Series(scheme, x=[place], points=True, **point))
     ends = [f"{s} {_write_loss(comparison, s, rate, errors=False)}" for s in comparison.schemes]
-    texts = "final losses", f"Final loss over {label}", f"Final losses: {', '.join(ends)}."
-    limits = rules if comparison.optimizer == "sgd" else []
     trained = [loss for loss in losses if not math.isnan(loss)]
-    axes: dict[str, Any] = {"log_x": min(places) > 0, "log_y": w.spans_much(trained)}
-    return doc.LineChart(*texts, series, "final loss", label, rules=limits, **axes)
+    return doc.LineChart(
+        "final losses",
+        f"Final loss over {label}",
+        f"Final losses: {', '.join(ends)}.",
+        series,
+        "final loss",
+        label,
+        rules=rules if comparison.optimizer == "sgd" else [],
+        log_x=min(places) > 0,
+        log_y=w.spans_much(trained),
+    )
 
 
 def _loss_curves(comparison: Comparison) -> list[doc.Block]:
@@ -345,8 +357,9 @@ def loss_charts(
     low, high = (max(low, LEAST) / 1.15, max(high, LEAST) * 1.15) if log_y else (low - room, high + room)
     # A cross stays at the edge where its line leaves the axis.
     drawn = [replace(one, y=[math.inf]) if one.points and (one.y[0] or 0) > high else one for one in series]
-    axes: dict[str, Any] = {"log_y": log_y, "y_range": (low, high)}
-    return [doc.LineChart(name, caption, told, drawn, "training loss", "step", **axes)]
+    return [
+        doc.LineChart(name, caption, told, drawn, "training loss", "step", log_y=log_y, y_range=(low, high))
+    ]
 
 
 def loss_series(runs: Sequence[Run], steps: int, name: str, style: dict[str, Any]) -> list[doc.Series]:
@@ -364,5 +377,4 @@ def loss_series(runs: Sequence[Run], steps: int, name: str, style: dict[str, Any
     last = max(diverged, key=len)
     step, loss = (middles[len(last) - 1], last[-1]) if last else (0.0, math.inf)
     details = [f"{len(diverged)} of {w.count(len(runs), 'seed')} diverged"]
-    marks: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False, "details": details}
-    return [line, doc.Series(name, [loss], [step], **marks, **style)]
+    return [line, w.crosses(name, [loss], [step], details, **style)]

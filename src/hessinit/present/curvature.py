@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.present.layer_details import conclude_details, detail_sections, layer_chart, spectrum_charts
-from hessinit.results import curvature_report as results
 from hessinit.results.advice import LearningRateAdvice
-from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
+from hessinit.results.curvature_report import (
+    CurvatureReport,
+    LayerCurvature,
+    MeasurementPlan,
+    OptimizerRates,
+    Spread,
+)
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "Exact Hessian"}
@@ -182,7 +187,7 @@ def rate_section(report: CurvatureReport, marks: Sequence[doc.ReferenceLine] = (
     return doc.Section("Learning rate", [doc.RateLine("rates", caption, told, best, limit, marks)], "rate")
 
 
-def optimizer_chart(rates: results.OptimizerRates | LearningRateAdvice, told: str) -> doc.RateLine:
+def optimizer_chart(rates: OptimizerRates | LearningRateAdvice, told: str) -> doc.RateLine:
     """Return the line of an optimizer's learning rates, with the user's own."""
     marks = [] if rates.lr is None else [doc.ReferenceLine(rates.lr, "your rate", "blue")]
     return doc.RateLine(
@@ -202,7 +207,7 @@ def describe_cost(report: CurvatureReport) -> str:
     )
 
 
-def describe_expected(plan: results.MeasurementPlan) -> doc.Document:
+def describe_expected(plan: MeasurementPlan) -> doc.Document:
     """Return what a measurement is expected to cost, and what that is a guess from."""
     engine = ENGINE_NAMES.get(plan.engine, plan.engine)
     expected = (
@@ -354,10 +359,12 @@ GOOD = 0.01  # "agree": within 1 %
 
 def describe_forms(forms: QuadraticForms) -> doc.Document:
     """Return the forms of every layer, exact and by Theorem 1, and how well the two agree."""
-    along = f"{forms.draws} {forms.directions} direction{'' if forms.draws == 1 else 's'} g"
-    meaning = "exact, and by Theorem 1 (vᵀH_z v, v the first-order change of the output along g)"
     several = "; mean ± standard error. ≤0.5: the fraction of directions with at most that relative error"
-    explained = f"gᵀHg in each layer along {along}: {meaning}{several if forms.draws > 1 else ''}."
+    explained = (
+        f"gᵀHg in each layer along {forms.draws} {forms.directions} "
+        f"direction{'' if forms.draws == 1 else 's'} g: exact, and by Theorem 1 (vᵀH_z v, v the first-order "
+        f"change of the output along g){several if forms.draws > 1 else ''}."
+    )
     cost = (
         f"{w.count(len(forms), 'layer')}{w.tell_time(forms.seconds, forms.gradients)} on "
         f"{w.count(forms.examples, 'example')}{w.tell_batches(forms.batches)}; "
@@ -379,7 +386,7 @@ def describe_forms(forms: QuadraticForms) -> doc.Document:
 
 
 def _write_mean(values: Sequence[float]) -> str:
-    spread = results.Spread(tuple(values))
+    spread = Spread(tuple(values))
     error, mean = spread.standard_error, w.format_number(spread.mean)
     return mean if math.isnan(error) else f"{mean} ± {w.format_number(error, 2)}"
 
@@ -390,9 +397,11 @@ def _conclude_forms(forms: QuadraticForms) -> str:
     row = min(forms, key=lambda row: (row.within(ERRORS[0]), row.within(ERRORS[1]), -_distance(row)))
     if math.isnan(row.ratio):
         return f"The numbers of {w.call_layer(row.name)} overflow; pass dtype=torch.float64."
-    within = f"within 50 % of it on {100 * row.within(ERRORS[0]):.0f} % of the directions"
-    worst = f"The error of Theorem 1 is largest on {w.call_layer(row.name)}: the exact form is"
-    return f"{worst} {within}, and {w.format_times(row.ratio)} times its value on average."
+    return (
+        f"The error of Theorem 1 is largest on {w.call_layer(row.name)}: the exact form is within 50 % of "
+        f"it on {100 * row.within(ERRORS[0]):.0f} % of the directions, and {w.format_times(row.ratio)} "
+        "times its value on average."
+    )
 
 
 def _distance(row: QuadraticForm) -> float:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import Any
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
-from hessinit.present.comparison import best_scheme, collect_notes, loss_column
+from hessinit.present.comparison import OURS, best_scheme, collect_notes, loss_column
 from hessinit.present.initialization import describe_initialization, describe_target
 from hessinit.results.comparison import Comparison, window
 from hessinit.results.initialization import Initialization
 
-OURS = "hessinit"
 GUESSING = math.log(10)  # the loss of guessing a digit, which a start that fails at some rate has there
 
 
@@ -89,8 +87,9 @@ def _where_we_lose(name: str, grid: Comparison) -> str:
         best, ours = best_scheme(grid, rate), _loss(grid, OURS, rate)
         if best is not None and _loss(grid, best, rate) < ours:
             how = w.format_number(ours) if grid.trains(OURS, rate) else "diverges"
-            theirs = f"{best} {w.format_number(_loss(grid, best, rate))}"
-            behind.append(f"lr {w.format_number(rate)} ({how}; {theirs})")
+            behind.append(
+                f"lr {w.format_number(rate)} ({how}; {best} {w.format_number(_loss(grid, best, rate))})"
+            )
     if not behind:
         return f"{network}no other start ends lower than {OURS} at any rate."
     return f"{network}{OURS} is behind at {w.join_names(behind, len(behind))}."
@@ -103,14 +102,21 @@ def _rate_chart(name: str, grid: Comparison) -> doc.LineChart:
         label = f"{start} {_write_excess(grid, start)}"
         lines.append(doc.Series(label, losses, grid.learning_rates, **looks[start]))
         if failed := [rate for rate in grid.learning_rates if grid.diverged(start, rate)]:
-            marks = {"points": True, "symbol": "cross", "in_legend": False, **looks[start]}
-            crosses.append(doc.Series(label, [GUESSING] * len(failed), failed, **marks))
+            crosses.append(w.crosses(label, [GUESSING] * len(failed), failed, **looks[start]))
     caption = f"{name}: mean excess of the final loss"
     told = f"{caption}: {', '.join(line.name for line in lines)}. The table has every loss."
     rules = [doc.ReferenceLine(GUESSING, f"guessing {w.format_number(GUESSING)}")]
-    axes: dict[str, Any] = {"log_x": True, "log_y": True, "rules": rules}
-    series = [*lines, *crosses]
-    return doc.LineChart(name.lower(), caption, told, series, "final loss", "learning rate", **axes)
+    return doc.LineChart(
+        name.lower(),
+        caption,
+        told,
+        [*lines, *crosses],
+        "final loss",
+        "learning rate",
+        log_x=True,
+        log_y=True,
+        rules=rules,
+    )
 
 
 def _loss_table(name: str, grid: Comparison) -> doc.Table:

@@ -62,12 +62,18 @@ class Series:
 
 
 @dataclass(frozen=True)
-class LineChart:
-    """Curves over a number, or over the layers in the order they run where `layers` names these."""
+class _Drawn:
+    """What every chart has."""
 
     name: str  # to ask for the chart: report.plot("norms")
     caption: str
     description: str  # the text alternative
+
+
+@dataclass(frozen=True)
+class LineChart(_Drawn):
+    """Curves over a number, or over the layers in the order they run where `layers` names these."""
+
     series: Sequence[Series]
     y_label: str
     x_label: str = "layer, in the order they run"
@@ -80,12 +86,9 @@ class LineChart:
 
 
 @dataclass(frozen=True)
-class HeatMap:
+class HeatMap(_Drawn):
     """A number for each row and column, dark where it is low; `texts` is written in the cells."""
 
-    name: str
-    caption: str
-    description: str
     rows: Sequence[str]
     columns: Sequence[str]
     values: Sequence[Numbers]
@@ -99,12 +102,9 @@ class HeatMap:
 
 
 @dataclass(frozen=True)
-class RateLine:
+class RateLine(_Drawn):
     """A logarithmic axis of learning rates: the `best` one, unstable above `stable`, and further marks."""
 
-    name: str
-    caption: str
-    description: str
     best: float
     stable: float
     marks: Sequence[ReferenceLine] = ()
@@ -204,7 +204,7 @@ class Document:
 
     @property
     def charts(self) -> list[Chart]:
-        shown = [block for block in self.blocks if isinstance(block, LineChart | HeatMap | RateLine)]
+        shown = [block for block in self.blocks if isinstance(block, _Drawn)]
         return [*shown, *self.more_charts]
 
     def chart(self, name: str) -> Chart:

@@ -69,12 +69,12 @@ def _draw_lines(ax: Axes, chart: LineChart) -> None:
     ax.set_yscale("log" if chart.log_y else "linear")
     for band in chart.bands:
         if _held(band.low, chart.log_y) and _held(band.high, chart.log_y):
-            style: dict[str, Any] = {"color": _color(band.color), "alpha": 0.15, "linewidth": 0}
-            ax.axhspan(band.low, band.high, label=band.label, **style)
+            color = _color(band.color)
+            ax.axhspan(band.low, band.high, label=band.label, color=color, alpha=0.15, linewidth=0)
     for rule in chart.rules:
-        style = {"color": _color(rule.color), "linestyle": "--", "linewidth": 1}
         if _held(rule.value, chart.log_x if rule.upright else chart.log_y):
-            (ax.axvline if rule.upright else ax.axhline)(rule.value, label=rule.label, **style)
+            draw: Any = ax.axvline if rule.upright else ax.axhline
+            draw(rule.value, label=rule.label, color=_color(rule.color), linestyle="--", linewidth=1)
     for series in chart.series:
         _draw_series(ax, chart, series)
     places = [x for one in chart.series for x in positions(one) if _held(x, chart.log_x)]
@@ -133,8 +133,15 @@ def _name_beyond(ax: Axes, chart: LineChart, series: Series) -> None:
         marker = "X" if series.symbol == "cross" else "v" if low else "^"
         ax.plot(x, 0.03 if low else 0.97, marker=marker, markersize=6, clip_on=False, **edge)
         if chart.layers:
-            place: dict[str, Any] = {"ha": "center", "va": "bottom" if low else "top", "fontsize": POINTS}
-            ax.text(x, 0.08 if low else 0.92, format_number(value), **place, **edge)
+            ax.text(
+                x,
+                0.08 if low else 0.92,
+                format_number(value),
+                ha="center",
+                va="bottom" if low else "top",
+                fontsize=POINTS,
+                **edge,
+            )
 
 
 def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
@@ -148,8 +155,16 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
     for down, row in enumerate(values):
         for across, value in enumerate(row):
             if chart.marked and chart.marked[down][across]:
-                frame: dict[str, Any] = {"edgecolor": COLORS["vermilion"], "linewidth": 1.8}
-                ax.add_patch(patches.Rectangle((across - 0.48, down - 0.48), 0.96, 0.96, fill=False, **frame))
+                ax.add_patch(
+                    patches.Rectangle(
+                        (across - 0.48, down - 0.48),
+                        0.96,
+                        0.96,
+                        fill=False,
+                        linewidth=1.8,
+                        edgecolor=COLORS["vermilion"],
+                    )
+                )
             red, green, blue, _ = palette(scale(value)) if not math.isnan(value) else (1, 1, 1, 1)
             ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
             text = printable(chart.texts[down][across])
@@ -196,9 +211,19 @@ def _finish(ax: Axes, chart: Chart) -> None:
     if len(handles) > 1 or isinstance(chart, RateLine):
         shown = list(map(_brief, labels))
         columns = max(1, int(inches / (LETTER * (max(map(len, shown)) + 5))))
-        above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
-        small = {"fontsize": POINTS, "title_fontsize": POINTS + 1, "frameon": False}
-        ax.legend(handles, shown, ncols=columns, title=caption, alignment="left", **above, **small)
+        ax.legend(
+            handles,
+            shown,
+            ncols=columns,
+            title=caption,
+            alignment="left",
+            loc="lower left",
+            bbox_to_anchor=(0, 1.0),
+            borderaxespad=0.2,
+            fontsize=POINTS,
+            title_fontsize=POINTS + 1,
+            frameon=False,
+        )
     else:
         ax.set_title(caption, fontsize=POINTS + 1, loc="left")
     for part in ax.findobj(text.Text):

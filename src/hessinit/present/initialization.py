@@ -75,8 +75,8 @@ def _sections(result: Initialization) -> list[doc.Section]:
         sections += [rate_section(after, marks), *detail_sections(after)]
     if result.survival is not None:
         description = describe_trial(result.survival, result.lr)
-        texts = "steps", "Loss of the first steps on this batch", description
-        charts = _loss_charts(*texts, {"loss": result.survival})
+        heading = "Loss of the first steps on this batch"
+        charts = _loss_charts("steps", heading, description, {"loss": result.survival})
         sections.append(doc.Section("First steps", charts, "steps"))
     if result.plan is not None and len(result.plan):
         plan = replace(_plan_table(result.plan), show_caption=True, page_only=True)
@@ -95,8 +95,10 @@ def _tell_work(result: Initialization) -> str:
     time = w.tell_time(result.seconds, result.gradients)
     if result.trials:
         steps = w.count(sum(trial.steps for trial in result.trials), "training step")
-        score = "the mean loss of the last third of the steps, on held-out batches where batches repeat"
-        return f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. Score: {score}."
+        return (
+            f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. Score: the mean loss of the last "
+            "third of the steps, on held-out batches where batches repeat."
+        )
     scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
     work = w.count(len(result.measurements), "measurement") if result.measurements else "done"
     return f"{scheme}{SCALED.get(result.scaling or '', '')}; {work}{time}."
@@ -130,8 +132,12 @@ def _reconcile(result: Initialization) -> list[str]:
         return []
     if result.optimizer != "sgd" or not has_rates(after) or result.lr <= after.stable_learning_rate:
         return []
-    rate = f"lr {w.format_number(result.lr)} is above that on purpose"
-    return [f"{rate}: the curvature of a network falls in the first steps, and the trial learned."]
+    return [
+        (
+            f"lr {w.format_number(result.lr)} is above that on purpose: the curvature of a network falls in "
+            "the first steps, and the trial learned."
+        )
+    ]
 
 
 def _race_chart(result: Initialization) -> list[doc.LineChart]:
@@ -155,8 +161,7 @@ def _loss_charts(name: str, caption: str, told: str, trials: Mapping[str, Trial]
             rest = [None] * (longest - len(losses))
             series.append(doc.Series(label, [*losses, *rest], list(range(longest)), **style))
             if not trial.survived:
-                style |= {"points": True, "symbol": "cross", "in_legend": False, "details": [trial.reason]}
-                series.append(doc.Series(label, losses[-1:], [len(losses) - 1], **style))
+                series.append(w.crosses(label, losses[-1:], [len(losses) - 1], [trial.reason], **style))
             first.append(losses[0])
     return loss_charts(name, caption, told, series, min(first, default=math.inf), HEADROOM["compare"])
 
@@ -184,11 +189,13 @@ def _describe_symmetries(symmetries: Sequence[Symmetry]) -> list[doc.Block]:
         doc.Column("‖H‖ before", [w.format_number(one.norm_before) for one in symmetries], 7),
         doc.Column("after", [w.format_number(one.norm) for one in symmetries], 9),
     ]
-    seen = "‖H‖ of a block: of its weights together, as the optimizer sees it (preconditioned for Adam)."
-    kept = "These factors do not change what the network computes"
     nearly = "" if all(one.exact for one in symmetries) else ", except those marked nearly"
+    explained = (
+        "‖H‖ of a block: of its weights together, as the optimizer sees it (preconditioned for Adam). These "
+        f"factors do not change what the network computes{nearly}."
+    )
     table = doc.Table("Weights that were scaled along symmetries.", columns)
-    return [table, doc.Paragraph(f"{seen} {kept}{nearly}.", "small")]
+    return [table, doc.Paragraph(explained, "small")]
 
 
 def _name_block(symmetry: Symmetry) -> str:
@@ -272,8 +279,15 @@ def before_and_after_chart(result: Initialization) -> doc.LineChart:
             line = f"network {label} {w.format_number(report.network.norm)}"
             rules.append(doc.ReferenceLine(report.network.norm, line, color))
     told = f"{'; '.join(rule.label for rule in rules)}. {describe_target(result)} The table has every number."
-    lines = {"bands": _target_band(result), "rules": rules if names else []}
-    return layer_chart("norms", "‖H‖ before and after", told, series, shown, **lines)
+    return layer_chart(
+        "norms",
+        "‖H‖ before and after",
+        told,
+        series,
+        shown,
+        bands=_target_band(result),
+        rules=rules if names else [],
+    )
 
 
 def _target_band(result: Initialization) -> list[doc.Band]:

@@ -19,12 +19,17 @@ UNREMARKABLE = "No layer has 10 % dead units, 25 % saturated entries or activati
 
 
 def layer_chart(
-    name: str, caption: str, told: str, series: Sequence[doc.Series], layers: Sequence[str], **more: Any
+    name: str,
+    caption: str,
+    told: str,
+    series: Sequence[doc.Series],
+    layers: Sequence[str],
+    y_label: str = "curvature ‖H‖",
+    **more: Any,
 ) -> doc.LineChart:
     """Return a chart of ‖H‖, or of another quantity, over the layers on a logarithmic axis."""
-    usual = {"y_label": "curvature ‖H‖", "layers": layers, "log_y": True}
     known = [one for one in series if any(value is not None for value in one.y)]
-    return doc.LineChart(name, caption, told, known, **{**usual, **more})
+    return doc.LineChart(name, caption, told, known, y_label, layers=layers, log_y=True, **more)
 
 
 def detail_sections(report: CurvatureReport) -> list[doc.Section]:
@@ -61,8 +66,16 @@ def _density_chart(row: LayerCurvature) -> doc.LineChart:
     probes = w.count(density.probes, "random vector")
     description = f"Density of the eigenvalues, from {bottom} to {top}, estimated with {probes}."
     largest = doc.ReferenceLine(row.top_eigenvalue, f"largest {top}", "vermilion", upright=True)
-    names = f"spectrum:{row.name}", f"Spectral density: {row.name}", description
-    return doc.LineChart(*names, series, "density", "eigenvalue", log_y=True, rules=[largest])
+    return doc.LineChart(
+        f"spectrum:{row.name}",
+        f"Spectral density: {row.name}",
+        description,
+        series,
+        "density",
+        "eigenvalue",
+        log_y=True,
+        rules=[largest],
+    )
 
 
 def _eigenvalue_chart(row: LayerCurvature) -> doc.LineChart:
@@ -85,8 +98,15 @@ def _jacobian_chart(report: CurvatureReport) -> doc.LineChart:
         "(backward), means over the examples, bars up to the largest. Near 1 signals neither vanish nor "
         "explode."
     )
-    caption, more = "Jacobian norms before and after each layer", {"rules": [doc.ReferenceLine(1.0, "1")]}
-    return layer_chart("jacobians", caption, description, series, report.names, y_label="‖Jacobian‖", **more)
+    return layer_chart(
+        "jacobians",
+        "Jacobian norms before and after each layer",
+        description,
+        series,
+        report.names,
+        y_label="‖Jacobian‖",
+        rules=[doc.ReferenceLine(1.0, "1")],
+    )
 
 
 def _bounds_chart(report: CurvatureReport) -> doc.LineChart:
@@ -132,8 +152,10 @@ def _conclude_bounds(report: CurvatureReport) -> str:
         times = w.format_range(tight)
         sentences.append(f"The rigorous bound is {times} times ‖H‖: no layer is above its bound.")
     if below:
-        are = f"{w.join_names(below)} {w.agree(below, 'is', 'are')}"
-        sentences.append(f"{are} above the paper's bound, which omits biases and f(0).")
+        sentences.append(
+            f"{w.join_names(below)} {w.agree(below, 'is', 'are')} above the paper's bound, which omits "
+            "biases and f(0)."
+        )
     return " ".join(sentences)
 
 

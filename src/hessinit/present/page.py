@@ -46,10 +46,19 @@ def render_page(document: doc.Document) -> str:
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     )
     style = Markup("".join(_asset("assets", name) for name in STYLES))
-    scripts = {"library": Markup(library), "script": Markup(script), "policy": policy}
-    linked = [section for section in document.sections if section.heading and section.anchor]
-    shown = {"page": document, "linked": linked, "version": __version__}
-    return _templates().get_template("page.html.j2").render(style=style, **scripts, **shown)
+    return (
+        _templates()
+        .get_template("page.html.j2")
+        .render(
+            page=document,
+            linked=[section for section in document.sections if section.heading and section.anchor],
+            version=__version__,
+            style=style,
+            library=Markup(library),
+            script=Markup(script),
+            policy=policy,
+        )
+    )
 
 
 def render_fragment(document: doc.Document) -> str:
@@ -168,10 +177,14 @@ def breakable(text: str) -> Markup:
 
 @cache
 def _templates() -> Environment:
-    # autoescape for all: jinja2's own choice goes by the file's ending, and .j2 would not be escaped.
-    blanks = {"trim_blocks": True, "lstrip_blocks": True}
-    strict = {"autoescape": True, "undefined": StrictUndefined, "finalize": _printable_text}
-    templates = Environment(loader=PackageLoader("hessinit.present"), **strict, **blanks)  # type: ignore[arg-type]
+    templates = Environment(
+        loader=PackageLoader("hessinit.present"),
+        autoescape=True,  # jinja2's own choice goes by the file's ending, and .j2 would not be escaped
+        undefined=StrictUndefined,
+        finalize=_printable_text,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     helpers = (breakable, brief, group_blocks, legend, rows, shorten, write_island)
     templates.globals.update({helper.__name__: helper for helper in helpers}, long_from=LONG_FROM)
     return templates

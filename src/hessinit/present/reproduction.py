@@ -89,8 +89,10 @@ def _overview(ordered: Sequence[Reproduction]) -> doc.Section:
 def _section(reproduction: Reproduction, place: int, several: bool) -> doc.Section:
     findings, seeds = reproduction.findings, reproduction.seeds
     whose = f" ({reproduction.data}, {reproduction.variant})" if several else ""
-    said = f"{w.unstopped(reproduction.about_variant)}."
-    setting = f"On {reproduction.data}, {w.count(len(seeds), 'seed')}. Variant {reproduction.variant}: {said}"
+    setting = (
+        f"On {reproduction.data}, {w.count(len(seeds), 'seed')}. Variant {reproduction.variant}: "
+        f"{w.unstopped(reproduction.about_variant)}."
+    )
     jobs, seconds = w.count(len(reproduction.results), "job"), w.format_number(reproduction.seconds)
     record = {
         "data": reproduction.source, "seeds": ", ".join(map(str, seeds)),
@@ -176,9 +178,16 @@ def figure_chart(figure: PaperFigure) -> doc.LineChart:
         told.append(f"{curve.name} {limits}{'' if all(is_finite) else ', diverged'}")
         broken = [one for one, finite in zip(curve.x, is_finite, strict=True) if not finite]
         if broken := broken if figure.style == "points" else broken[:1]:
-            marks: dict[str, Any] = {"points": True, "symbol": "cross", "in_legend": False}
-            cross = {"y": [math.inf] * len(broken), "details": ["diverged"] * len(broken), **marks}
-            series.append(doc.Series(curve.name, x=broken, color=style["color"], **cross))
+            beyond, details = [math.inf] * len(broken), ["diverged"] * len(broken)
+            series.append(w.crosses(curve.name, beyond, broken, details, color=style["color"]))
     what = f"{figure.y_label} over {figure.x_label}: {'; '.join(told) or 'nothing was measured'}."
-    axes: dict[str, Any] = {"log_x": figure.log_x, "log_y": figure.log_y}
-    return doc.LineChart(figure.name, figure.title, what, series, figure.y_label, figure.x_label, **axes)
+    return doc.LineChart(
+        figure.name,
+        figure.title,
+        what,
+        series,
+        figure.y_label,
+        figure.x_label,
+        log_x=figure.log_x,
+        log_y=figure.log_y,
+    )

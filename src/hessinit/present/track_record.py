@@ -101,26 +101,33 @@ def _compare_with_limit(tracking: Tracking, measured: list[TrackedPoint]) -> lis
     if not (above := [point for ratio, point in known if ratio >= 1]):
         ratio, nearest = max(known, key=lambda pair: pair[0])
         # Weights that are not measured, such as biases, may have a lower limit.
-        most = f"at most {w.format_percent(ratio, 2)} of it, at step {nearest.step}"
-        return [f"For the measured weights lr stayed below the stability limit of {whose}: {most}."]
+        return [
+            (
+                f"For the measured weights lr stayed below the stability limit of {whose}: at most "
+                f"{w.format_percent(ratio, 2)} of it, at step {nearest.step}."
+            )
+        ]
     # Adaptive optimizers, and negative curvature, give another limit at every point.
     limit = w.format_range([point.stable_learning_rate * point.norm for point in above])
-    many = f"at {len(above)} of {w.count(len(known), 'measurement')}, first at step {above[0].step}"
-    return [f"lr·‖H‖ was at or above the stability limit ({limit} for {whose}) {many}."]
+    return [
+        (
+            f"lr·‖H‖ was at or above the stability limit ({limit} for {whose}) at {len(above)} of "
+            f"{w.count(len(known), 'measurement')}, first at step {above[0].step}."
+        )
+    ]
 
 
 def _describe_cost(tracking: Tracking) -> str:
     kind = "the Gauss-Newton matrix" if tracking.curvature == "gauss-newton" else "the Hessian"
     known = [point.gradients for point in tracking.points if point.gradients is not None]
     each = f" (about {w.format_number(median(known), 2)} gradients each)" if known else ""
-    said = (
-        f"{w.count(len(tracking.points), 'measurement')} of {kind}{each} on "
-        f"{w.count(tracking.examples, 'example')} took {w.format_percent(tracking.overhead, 2)} of "
-        f"{w.format_number(tracking.seconds, 2)} s"
-    )
     limited = tracking.max_overhead < 1 and tracking.measuring_seconds > FREE_SECONDS / 2
     most = f"; some may be skipped to stay within max_overhead = {tracking.max_overhead:g}"
-    return f"{said}{most if limited else ''}."
+    return (
+        f"{w.count(len(tracking.points), 'measurement')} of {kind}{each} on "
+        f"{w.count(tracking.examples, 'example')} took {w.format_percent(tracking.overhead, 2)} of "
+        f"{w.format_number(tracking.seconds, 2)} s{most if limited else ''}."
+    )
 
 
 def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
-from hessinit.present.document import Column, Paragraph
+from hessinit.present.document import Column, Numbers, Paragraph, Series
 from hessinit.results.curvature_report import Estimate
 
 LONGEST_NAME = 80  # letters: a longer one would bury the sentence or the table that it stands in
@@ -178,6 +178,11 @@ def looks(names: Sequence[str]) -> dict[str, Any]:
     others = [base for base in dict.fromkeys(bases.values()) if base != "hessinit"]
     colors = dict(zip(others, cycle(CURVES), strict=False))
     return {n: {"color": colors.get(base, "vermilion"), "dashed": n != base} for n, base in bases.items()}
+
+
+def crosses(name: str, y: Numbers, x: Numbers, details: Sequence[str] | None = None, **style: Any) -> Series:
+    """Return crosses where the curve of that name diverges."""
+    return Series(name, y, x, points=True, symbol="cross", in_legend=False, details=details, **style)
 
 
 def ramp(values: Sequence[float]) -> list[str]:

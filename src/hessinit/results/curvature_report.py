@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hessinit.errors import ProblemError, choose
-from hessinit.results.result import LATER, ByName, PlainData, Result
+from hessinit.results.result import LATER, ByName, NamedLayer, PlainData, Result
 
 if TYPE_CHECKING:
     from hessinit.results.advice import LearningRateAdvice
@@ -154,7 +154,7 @@ class JacobianBounds:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LayerCurvature(PlainData):
+class LayerCurvature(NamedLayer, PlainData):
     """The curvature of the loss in one weight (or, as `report.network`, in all of them together).
 
     `top` and `bottom` are the largest and smallest eigenvalue, signed, of the matrix that `curvature` names;
@@ -167,9 +167,6 @@ class LayerCurvature(PlainData):
     (4.0, 3.0, 9)
     """
 
-    name: str
-    aliases: tuple[str, ...] = ()
-    shape: tuple[int, ...]
     curvature: str
     top: Estimate
     bottom: Estimate

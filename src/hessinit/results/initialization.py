@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hessinit.results.curvature_report import CurvatureReport
-from hessinit.results.result import LATER, TRANSIENT, ByName, Result
+from hessinit.results.result import LATER, TRANSIENT, ByName, NamedLayer, Result
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -31,7 +31,7 @@ class _Applied(Result):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedWeight:
+class PlannedWeight(NamedLayer):
     """One weight: its true fans, what lies around it, and the standard deviation that the scheme gives it.
 
     `fan_in`, `fan_out` and `std` (of the drawn entries) have one entry for each block of outputs: three for a
@@ -40,9 +40,6 @@ class PlannedWeight:
     written; it has no fans and no std then.
     """
 
-    name: str
-    aliases: tuple[str, ...] = ()
-    shape: tuple[int, ...]
     kind: str = ""
     fan_in: tuple[float, ...] = ()
     fan_out: tuple[float, ...] = ()
@@ -189,6 +186,8 @@ class Initialization(_Applied):
         `safetensors.torch.load_model(model, path)` reads them back.
         """
         if self._save_weights is None:
-            why = "there are no weights to save: this is a dry run, or a copy of what was applied"
-            raise ValueError(f"{why}. Run initialize_ with dry_run=False, or save the model itself.")
+            raise ValueError(
+                "there are no weights to save: this is a dry run, or a copy of what was applied. Run "
+                "initialize_ with dry_run=False, or save the model itself."
+            )
         self._save_weights(path)

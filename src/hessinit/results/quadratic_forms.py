@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hessinit.errors import choose
-from hessinit.results.result import LATER, ByName, Result
+from hessinit.results.result import LATER, ByName, NamedLayer, Result
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuadraticForm:
+class QuadraticForm(NamedLayer):
     """The curvature of one layer along one or more directions `g`, one entry for each.
 
     `exact` is `gᵀHg`; `theorem1` is `vᵀ H_z v`, where `v` is the first-order change of the output along `g`;
@@ -23,9 +23,6 @@ class QuadraticForm:
     ((0.5, 0.125), 0.5, (3.0, 2.25))
     """
 
-    name: str
-    aliases: tuple[str, ...] = ()
-    shape: tuple[int, ...]
     exact: tuple[float, ...]
     theorem1: tuple[float, ...]
     length: tuple[float, ...]

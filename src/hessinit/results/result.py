@@ -9,7 +9,7 @@ import os
 import secrets
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -56,8 +56,10 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
         return {str(key): to_plain(item, compared=compared) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [to_plain(item, compared=compared) for item in value]
-    way = "convert it to a float, an int or a str first"
-    raise TypeError(f"a result cannot hold {value!r}, a {type(value).__name__}; {way}.")
+    raise TypeError(
+        f"a result cannot hold {value!r}, a {type(value).__name__}; convert it to a float, an int or a str "
+        "first."
+    )
 
 
 def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
@@ -81,14 +83,14 @@ def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
     if type(data) is kind:
         return data
     wanted = getattr(kind, "__name__", str(kind)) if origin is None else str(kind)
-    raise ValueError(f"{where} is {_brief(data)}, not {wanted}")
+    raise ValueError(f"{where} is {data!r:.60}, not {wanted}")
 
 
 def read_number(data: Plain, where: str = "it") -> float:
     """Return a number that `to_plain` wrote."""
     if data in ("inf", "-inf", "nan") or type(data) in (int, float):
         return float(data)
-    raise ValueError(f"{where} is {_brief(data)}, not a number")
+    raise ValueError(f"{where} is {data!r:.60}, not a number")
 
 
 def read_numbers(values: Plain) -> tuple[float, ...]:
@@ -116,10 +118,6 @@ def _stored_fields(kind: Any) -> dict[str, Field[Any]]:
 
 
 _type_hints = cache(typing.get_type_hints)
-
-
-def _brief(data: Plain) -> str:
-    return repr(data)[:60]
 
 
 def _parse(text: str | bytes, source: str) -> Plain:
@@ -180,8 +178,10 @@ class Result(PlainData):
         try:
             return from_plain(cls, data)
         except (ValueError, RecursionError) as problem:
-            what = f"cannot be read as {cls.KIND!r}: {str(problem).rstrip('.')}"
-            raise ValueError(f"{source} {what}. Was the file edited or cut?") from problem
+            raise ValueError(
+                f"{source} cannot be read as {cls.KIND!r}: {str(problem).rstrip('.')}. Was the file edited "
+                "or cut?"
+            ) from problem
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str = "the text") -> Self:
@@ -200,8 +200,10 @@ class Result(PlainData):
             raise ValueError(f"{source} holds {_kind(data)!r}, not {cls.KIND!r}.")
         schema = data.get("schema")
         if type(schema) is not int or schema != cls.SCHEMA:
-            what = f"schema {_brief(schema)} of {cls.KIND!r}, and this hessinit reads {cls.SCHEMA}"
-            raise ValueError(f"{source} has {what}. Upgrade hessinit, or make the result again.")
+            raise ValueError(
+                f"{source} has schema {schema!r:.60} of {cls.KIND!r}, and this hessinit reads "
+                f"{cls.SCHEMA}. Upgrade hessinit, or make the result again."
+            )
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the result as one web page that loads nothing else."""
@@ -275,6 +277,15 @@ def presenter(module: str = "") -> Any:
     return import_module(f"hessinit.present.{module}" if module else "hessinit.present")
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NamedLayer:
+    """What every row of a result about layers has; `aliases` are a tied weight's other names."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    shape: tuple[int, ...]
+
+
 class ByName(Generic[Row]):
     """`rows["fc1"]`, `rows[0]`, `len(rows)`, iteration and `in`, for a result that has `layers`."""
 
@@ -318,8 +329,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a name to write to, which replaces `path` in the end; where that fails, `path` stays."""
     target = Path(os.path.realpath(path))  # a link stays a link, and its target is replaced
     if not target.parent.is_dir():
-        why = f"the folder {target.parent} does not exist. Create it first."
-        raise FileNotFoundError(f"cannot write {path}: {why}")
+        raise FileNotFoundError(
+            f"cannot write {path}: the folder {target.parent} does not exist. Create it first."
+        )
     if target.exists() and not target.is_file():  # a folder, or a device such as /dev/null
         raise ValueError(f"cannot write {path}: it is there and is not a file. Give the name of a file.")
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")

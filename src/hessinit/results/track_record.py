@@ -170,9 +170,11 @@ def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
     if not ended:  # what only the end knows is told by the points
         failures = describe_notes((point["step"], point["note"]) for point in points)
         times = [read_number(point["seconds"]) for point in points]
-        gathered["notes"] = [*gathered["notes"], *failures]
-        gathered["seconds"] = max([read_number(gathered["seconds"]), *times])
-        gathered["spent"] = None
+        gathered |= {
+            "notes": [*gathered["notes"], *failures],
+            "seconds": max([read_number(gathered["seconds"]), *times]),
+            "spent": None,
+        }
     return gathered
 
 

@@ -55,8 +55,10 @@ def run_on_cluster(work: Work, jobs: Sequence[Job], executor: Any) -> Results:
             with contextlib.suppress(OSError):  # where the scheduler is gone, the client cancels all futures
                 seen = time.monotonic() if done or client.nthreads() else seen
             if time.monotonic() - seen > PATIENCE:
-                way = f"Start some with `dask worker {client.scheduler.address}`. {CONTINUE}"
-                raise WorkerLostError(f"the Dask scheduler has had no worker for {PATIENCE:g} s. {way}")
+                raise WorkerLostError(
+                    f"the Dask scheduler has had no worker for {PATIENCE:g} s. Start some with `dask worker "
+                    f"{client.scheduler.address}`. {CONTINUE}"
+                )
     except (CancelledError, KilledWorker) as failure:
         why = "the Dask scheduler was lost, or its tasks were cancelled"
         if isinstance(failure, KilledWorker):
@@ -65,9 +67,10 @@ def run_on_cluster(work: Work, jobs: Sequence[Job], executor: Any) -> Results:
     except Exception as failure:
         for link in (failure, failure.__cause__, failure.__context__):
             if isinstance(link, ModuleNotFoundError):
-                why = f"the Dask cluster has no module {link.name!r}. Install there what is installed here"
-                way = "modules of your own are sent if they are Python files imported before the first run"
-                raise ProblemError(f"{why}; {way}.") from failure
+                raise ProblemError(
+                    f"the Dask cluster has no module {link.name!r}. Install there what is installed here; "
+                    "modules of your own are sent if they are Python files imported before the first run."
+                ) from failure
         raise
     finally:
         for future in futures:
@@ -106,8 +109,10 @@ class SentFiles(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # ty
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.versions != VERSIONS:
-            why = f"a Dask worker has {VERSIONS}, and this process {self.versions}"
-            raise ProblemError(f"{why}: their numbers may differ. Install the same versions.")
+            raise ProblemError(
+                f"a Dask worker has {VERSIONS}, and this process {self.versions}: their numbers may "
+                "differ. Install the same versions."
+            )
         if self.name not in _sent:
             before = [finder for finder in sys.meta_path if isinstance(finder, SentFiles)]
             for name in {name for finder in (*before, self) for name in finder.files}:

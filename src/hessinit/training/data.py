@@ -86,11 +86,7 @@ class Data:
         """The data without that many random batches, and these."""
         order, size = self._permutation(generator(seed, "held out")), 1 if self.ready else self.batch_size
         rest, out = order[batches * size :], order[: batches * size]
-        if self.ready:
-            kept, taken = ([self.parts[at] for at in some.tolist()] for some in (rest, out))
-        else:
-            kept = [self.parts[0].take(rest)]
-            taken = [self.parts[0].take(some) for some in out.split(size)]
+        kept, taken = self._take(rest, len(rest)), self._take(out, size)
         return replace(self, parts=tuple(kept)), Data(tuple(taken), self.batch_size, ready=True)
 
     def minibatches(self, seed: int) -> Iterator[Batch]:
@@ -98,11 +94,8 @@ class Data:
         source = generator(seed, "batches")
         while True:
             order = self._permutation(source)
-            if self.ready:
-                yield from (self.parts[index] for index in order.tolist())
-                continue
-            for first in range(0, len(order) - self.batch_size + 1, self.batch_size):
-                yield self.parts[0].take(order[first : first + self.batch_size])
+            size = 1 if self.ready else self.batch_size
+            yield from self._take(order[: self.different * size], size)
 
     def initial_batch(self, seed: int) -> Batch:
         """The batch that initializations see and on which the initial curvature is measured."""
@@ -128,6 +121,12 @@ class Data:
             found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return found.hexdigest()[:16]
+
+    def _take(self, order: Tensor, size: int) -> Iterator[Batch]:
+        """The ready batches of these numbers, or batches of `size` of these examples."""
+        if self.ready:
+            return (self.parts[index] for index in order.tolist())
+        return (self.parts[0].take(some) for some in order.split(size))
 
     def _permutation(self, source: torch.Generator) -> Tensor:
         return torch.randperm(len(self.parts) if self.ready else self.parts[0].size, generator=source)
@@ -156,8 +155,10 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
         raise ProblemError("data is empty; it must hold at least one batch (inputs, targets).")
     for index, pair in enumerate(pairs):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            rule = "every batch must be a pair (inputs, targets), or data one pair of all examples"
-            raise ProblemError(f"data[{index}] is a {type(pair).__name__}; {rule}.")
+            raise ProblemError(
+                f"data[{index}] is a {type(pair).__name__}; every batch must be a pair (inputs, targets), "
+                "or data one pair of all examples."
+            )
     parts = tuple(read_batches(tuple(pair))[0][1] for pair in pairs)
     return Data(parts, parts[0].size, ready=True)
 
@@ -195,5 +196,7 @@ def _check_examples(whole: Batch, batch_size: int) -> None:
                 "Transpose or convert them, or pass a list of ready batches."
             )
     if batch_size > whole.size:
-        held = f"the data hold {whole.size} examples"
-        raise ProblemError(f"{held}, fewer than batch_size={batch_size}; pass {whole.size} or less.")
+        raise ProblemError(
+            f"the data hold {whole.size} examples, fewer than batch_size={batch_size}; pass {whole.size} "
+            "or less."
+        )

@@ -77,8 +77,7 @@ def train(
 def evaluate_loss(model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward: Forward | None) -> Tensor:
     inputs, targets = batch
     output = model(inputs) if forward is None else forward(model, inputs)
-    value: Tensor = loss(output, targets)
-    return value
+    return loss(output, targets)
 
 
 def _caused_by_weights(
@@ -137,8 +136,9 @@ def train_and_track(
                 if progress is not None:
                     progress(step, value)
                 if not math.isfinite(value):
-                    ended = f"The loss became {value} at step {tracker.steps}; training ended there."
-                    tracker.add_note(ended)
+                    tracker.add_note(
+                        f"The loss became {value} at step {tracker.steps}; training ended there."
+                    )
 
             batches = (copy_to(batch, device_of(model)) for batch in read.minibatches(seed))
             train(model, loss, batches, stepper, steps=steps, warmup=ramp, forward=forward, on_step=on_step)
@@ -197,8 +197,11 @@ def make_optimizer(
     others = sum(id(parameter) not in own for parameter in updated)
     if others or not updated:
         found = f"{others} of its {len(updated)} parameters are not the model's" if others else "it has none"
-        what = f"optimizer returned a {type(made).__name__} that does not train the model"
-        raise ProblemError(_cannot_train(f"{what}: {found}"))
+        raise ProblemError(
+            _cannot_train(
+                f"optimizer returned a {type(made).__name__} that does not train the model: {found}"
+            )
+        )
     keeps = takes_rate or learning_rate is None
     if not keeps and all("lr" in group for group in made.param_groups):
         largest = max(float(group["lr"]) for group in made.param_groups)

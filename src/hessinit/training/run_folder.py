@@ -43,12 +43,16 @@ class RunFolder:
             for path in sorted((self.folder / "runs").glob("*.json")):
                 data = _read(path, "hessinit run", "Delete it, and it is run again")
                 if data.get("experiment") != self._experiment or file_name(str(data["key"])) != path.name:
-                    why = f"{path} belongs to another experiment or run than its folder and name say"
-                    raise ProblemError(f"{why}. Delete it, and it is run again, or pass another folder.")
+                    raise ProblemError(
+                        f"{path} belongs to another experiment or run than its folder and name say. Delete "
+                        "it, and it is run again, or pass another folder."
+                    )
                 self.results[data["key"]] = data["value"]
         except OSError as failure:
-            why = f"folder={str(self.folder)!r} cannot be used: {failure}"
-            raise ProblemError(f"{why}. Pass a folder that can be read and written.") from failure
+            raise ProblemError(
+                f"folder={str(self.folder)!r} cannot be used: {failure}. Pass a folder that can be read and "
+                "written."
+            ) from failure
 
     def add(self, key: str, value: Plain) -> None:
         head = {"kind": "hessinit run", "schema": SCHEMA, "experiment": self._experiment}

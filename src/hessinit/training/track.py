@@ -27,11 +27,17 @@ from hessinit.problem.determinism import check_draw_repeats
 from hessinit.problem.problem import Loss, Problem, uninterrupted
 from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import check_switches, check_whole, find_layers, unwrap
-from hessinit.results import track_record as results
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.initialization import Initialization
 from hessinit.results.result import to_plain
-from hessinit.results.track_record import FREE_SECONDS, TrackedPoint, Tracking, describe_notes
+from hessinit.results.track_record import (
+    END,
+    FREE_SECONDS,
+    TrackedPoint,
+    Tracking,
+    describe_notes,
+    find_crossings,
+)
 from hessinit.training import optimizer_rules as rules
 from hessinit.training.track_log import Losses, Sink, TrackLog, find_sinks, scalars
 
@@ -77,8 +83,9 @@ def track(
     every = check_whole("every", every, at_least=1)
     rule = "a number above 0, up to 1: the maximum fraction of the time spent measuring, such as 0.1"
     max_overhead = check_number("max_overhead", max_overhead, lambda number: 0 < number <= 1, rule)
-    given = {"tolerance": 1e-2, "dropout": "freeze", **options}
-    curvature, settings, problem = rules.read_curvature_options(model, loss, given)
+    curvature, settings, problem = rules.read_curvature_options(
+        model, loss, {"tolerance": 1e-2, "dropout": "freeze", **options}
+    )
     if path is None and resume:
         raise ProblemError("resume=True needs the file to continue; pass its path=, or leave resume out.")
     ranks: Ranks | None = cast(Any, distributed)  # by the decorator
@@ -166,7 +173,7 @@ class Tracker:
         if self._closed is None:
             tracking, names = self.tracking, ("notes", "seconds", "spent", "name", "initialization")
             facts = {name: value for name, value in tracking.to_dict().items() if name in names}
-            self._write({"line": results.END, **facts})
+            self._write({"line": END, **facts})
             self._closed = tracking
         return self._closed
 
@@ -244,8 +251,10 @@ class Tracker:
             fields, weights = subject.measure(steps)
             news = [one for one in steps.notes if steps.rule is None and one not in self._record.notes]
             seen = weights, [module.training for module in unwrap(subject.model).modules()]
-            changed = "the measured weights or modes of modules (train or eval) changed"
-            news += [f"Since the last point, {changed}."] * (self._seen not in (None, seen))
+            changed = (
+                "Since the last point, the measured weights or modes of modules (train or eval) changed."
+            )
+            news += [changed] * (self._seen not in (None, seen))
             self._seen, note = seen, " ".join(news)
         except Exception as failure:  # whatever it is, training goes on
             if must_succeed:
@@ -264,7 +273,7 @@ class Tracker:
     def _crosses_limit(self) -> bool:
         """Whether to warn. An initial rate somewhat above the limit is tolerated until the next point."""
         point, over = self._points[-1], self._points[-1].lr_over_limit or 0.0
-        crossed = point.step in results.find_crossings(self._points)[-1:]
+        crossed = point.step in find_crossings(self._points)[-1:]
         waited, self._was_beyond_at_first = self._was_beyond_at_first, False
         if crossed and point.step == 0 and over <= MOST_TIMES_STABLE:
             self._was_beyond_at_first = True
@@ -392,8 +401,10 @@ class _Subject:
 
 def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Tracking:
     if earlier.curvature != record.curvature:
-        why = f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}"
-        raise ProblemError(f"{why}; pass the same curvature, or another path.")
+        raise ProblemError(
+            f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}; pass "
+            "the same curvature, or another path."
+        )
     names = ("optimizer", "examples", "seed")
     pairs = {name: (getattr(earlier, name), getattr(record, name)) for name in names}
     changes = [f"{name} was {was!r} and is {now!r}" for name, (was, now) in pairs.items() if was != now]

@@ -62,8 +62,10 @@ def _read_loss(loss: Any) -> float | Tensor:
     try:
         return float(loss)
     except (TypeError, ValueError, RuntimeError):
-        rule = "a single real number, such as loss.mean(), or left out"
-        raise ProblemError(f"the loss given to step() is {loss!r:.60}; it must be {rule}.") from None
+        raise ProblemError(
+            f"the loss given to step() is {loss!r:.60}; it must be a single real number, such as "
+            "loss.mean(), or left out."
+        ) from None
 
 
 class TrackLog:
@@ -80,8 +82,9 @@ class TrackLog:
         self.path = Path(path)
         self._place = self.path.absolute()  # training may change the working directory
         if self._place.is_dir() or not self._place.parent.is_dir():
-            rule = "a file in a folder that exists; create it, or pass None"
-            raise ProblemError(f"path={str(path)!r} must be {rule}.")
+            raise ProblemError(
+                f"path={str(path)!r} must be a file in a folder that exists; create it, or pass None."
+            )
         self.earlier: Tracking | None = None
         self.is_whole = False  # whether the file holds all that was tracked so far
         self._written = -1  # the step of the last loss in the file
@@ -92,8 +95,10 @@ class TrackLog:
             except ValueError as problem:
                 raise ProblemError(f"cannot resume: {problem}") from problem
         elif exists and not are_lines(self._place.read_bytes()):
-            why = f"path={str(path)!r} exists and is not a tracker's file, so it is not overwritten"
-            raise ProblemError(f"{why}; give another path, or None for no file.")
+            raise ProblemError(
+                f"path={str(path)!r} exists and is not a tracker's file, so it is not overwritten; give "
+                "another path, or None for no file."
+            )
 
     def add(
         self, line: Mapping[str, Plain], losses: Losses, record: Tracking, before: Sequence[TrackedPoint]

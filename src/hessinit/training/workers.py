@@ -85,8 +85,10 @@ def check_workers(workers: Any, executor: Any) -> None:
         if executor is not None:
             raise ProblemError(f"workers={workers} and executor= are both given; leave out one of them.")
     if executor is not None and not callable(getattr(executor, "submit", None)):
-        why = f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor"
-        raise ProblemError(f"{why}, such as ProcessPoolExecutor() or a Dask client's get_executor().")
+        raise ProblemError(
+            f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor, such as "
+            "ProcessPoolExecutor() or a Dask client's get_executor()."
+        )
 
 
 def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Results:
@@ -250,8 +252,11 @@ def measuring_bar(waiting: str) -> Iterator[Callable[[ProgressState], None]]:
             nonlocal shown
             advance = bar(waiting, 1.0, 0.0, True, counted=False)
             share = state.seconds / (state.seconds + state.seconds_left)
-            done = f"{state.layers_done} of {state.layers} layers, {state.products} products"
-            advance(f"{done}, {state.seconds_left:.0f} s left  {state.layer}", share - shown)
+            latest = (
+                f"{state.layers_done} of {state.layers} layers, {state.products} products, "
+                f"{state.seconds_left:.0f} s left  {state.layer}"
+            )
+            advance(latest, share - shown)
             shown = share
 
         yield show
