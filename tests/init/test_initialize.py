@@ -539,15 +539,20 @@ def test_a_result_is_never_twice_as_far_from_the_target_as_what_was_found(seed: 
     assert result.converged or result.scaling == "none" or after <= 2 * before
 
 
-def test_a_loss_that_explodes_puts_the_weights_back() -> None:
+@pytest.mark.parametrize("constant", [0.0, 1000.0, -1000.0])
+def test_a_loss_that_explodes_puts_the_weights_back(constant: float) -> None:
     """A quadratic loss does not saturate: any norm can be reached, at any loss."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.mse_loss(output, targets) + constant
+
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     data, before = (inputs(8, 6), torch.zeros(8, 3)), state(model)
     options = {"target": 1e4, "scaling": "all"}
     with pytest.warns(ConvergenceWarning, match="the loss would be .* the old weights were put back"):
-        initialize_(model, nn.MSELoss(), data, **options)
+        initialize_(model, loss, data, **options)
     assert state(model) == before
-    assert initialize_(model, nn.MSELoss(), data, **options, max_sharpening=math.inf).converged
+    assert initialize_(model, loss, data, **options, max_sharpening=math.inf).converged
 
 
 # --- Forwards that differentiate ---

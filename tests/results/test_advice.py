@@ -1,4 +1,4 @@
-"""The rates of gradient descent against runs of torch.optim.SGD on a quadratic, and when to warm up."""
+"""The rates of gradient descent against torch.optim.SGD on a quadratic, and what is said of a warmup."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from hessinit.errors import ProblemError
-from hessinit.results.advice import Descent, judge_warmup
+from hessinit.present.words import format_number
+from hessinit.results.advice import Descent
 from hessinit.results.curvature_report import Estimate
+from hessinit.results.initialization import Trial
+from hessinit.training.rate_search import try_warmup
 from result_examples import make_three_layers
 
 DESCENTS = [
@@ -67,7 +70,7 @@ def test_a_report_advises_on_gradient_descent() -> None:
     heavy = report.advice("momentum", momentum=0.8, lr=1.0)
     assert heavy.stable_learning_rate == pytest.approx(3.6 / report.network.norm)
     assert heavy.learning_rate == pytest.approx(0.2 / report.network.norm)
-    assert (heavy.warmup.advised, heavy.lr) == (True, 1.0)
+    assert (heavy.warmup.advised, heavy.warmup.trials, heavy.lr) == (False, (), 1.0)  # a report tries nothing
     assert report.advice("nesterov").optimizer == "SGD(momentum=0.9, nesterov)"
 
 
@@ -90,22 +93,52 @@ def test_a_report_refuses_what_makes_no_sense(arguments: dict[str, object], mess
         make_three_layers().advice(**arguments)  # type: ignore[arg-type]
 
 
+NORM = make_three_layers().network.norm
+
+
 @pytest.mark.parametrize(
-    ("lr", "stable", "flat", "steps", "reason"),
+    ("lr", "reason"),
     [
-        (0.1, 0.1, False, 0, "lr = 0.1 is stable"),
-        (None, 0.1, False, 0, "lr = 0.05 is stable"),
-        (0.2, 0.1, False, 100, "lr = 0.2 is 2 times the stable learning rate; smaller first steps"),
-        (1.0, 0.1, False, 500, "more than a warmup usually makes up for"),
-        (1e9, 0.1, False, 2000, "more than a warmup"),
-        (0.2, 0.1, True, 0, "too flat for a warmup to help: lower the learning rate"),
-        (0.2, 0.0, False, 0, "No learning rate is stable"),
-        (3.0, math.inf, False, 0, "sets no limit"),
+        (None, "The trials of the learning rate went without."),
+        (0.5 / NORM, "is not above the advised rate; a warmup was not tried."),
+        (1.0 / NORM, "is not above the advised rate; a warmup was not tried."),
+        (1.01 / NORM, "is above the advised rate; whether a warmup helps there was not tried."),
+        (100 / NORM, "is above the advised rate; whether a warmup helps there was not tried."),
     ],
 )
-def test_a_warmup_is_for_rates_above_the_stability_limit(
-    lr: float | None, stable: float, flat: bool, steps: int, reason: str
-) -> None:
-    warmup = judge_warmup(lr, 0.05, stable, flat=flat)
-    assert (warmup.advised, warmup.steps) == (steps > 0, steps)
-    assert reason in warmup.reason
+def test_a_report_says_of_a_warmup_only_that_none_was_tried(lr: float | None, reason: str) -> None:
+    warmup = make_three_layers().advice(lr=lr).warmup
+    assert (warmup.advised, warmup.steps, warmup.trials) == (False, 0, ())
+    assert warmup.reason.endswith(reason)
+    assert lr is None or warmup.reason.startswith(f"lr = {format_number(lr)} ")
+
+
+def trial(score: float) -> Trial:
+    """A trial that ends at this loss; nan: it diverged."""
+    survived = not math.isnan(score)
+    return Trial(name="trial", lr=0.4, steps=96, score=score, survived=survived, losses=(2.3,) * 96)
+
+
+@pytest.mark.parametrize(
+    ("without", "warmed", "said"),
+    [
+        (1.5, 1.2, "ended at 1.2, one without ended at 1.5: it helps."),
+        (math.nan, 1.2, "ended at 1.2, one without diverged: it helps."),
+        (1.2, 1.5, "ended at 1.5, one without ended at 1.2: it does not help."),
+        (1.2, math.nan, "diverged, one without ended at 1.2: it does not help."),
+        (math.nan, math.nan, "diverged, one without diverged: lower the learning rate."),
+    ],
+)
+def test_two_trials_decide_on_a_warmup(without: float, warmed: float, said: str) -> None:
+    asked: list[tuple[float, int, int]] = []
+
+    class Setting:
+        def train(self, build: object, lr: float, *, steps: int, warmup: int = 0) -> Trial:
+            asked.append((lr, steps, warmup))
+            return trial(warmed if warmup else without)
+
+    found = try_warmup(Setting(), lambda lr: None, 0.4)  # type: ignore[arg-type, return-value]
+    assert asked == [(0.4, 96, 0), (0.4, 96, 48)]
+    assert found.advised == said.endswith("it helps.")
+    assert (found.steps, len(found.trials)) == (48 * found.advised, 2)
+    assert found.reason == f"At lr = 0.4 a trial of 96 steps with 48 of warmup {said}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hessinit import Comparison, apply_scheme_, measure, sweep
 from hessinit.errors import ProblemError
+from hessinit.measurement.loss_range import UNKNOWN, LossRange, constant_loss, find_loss_range
+from hessinit.problem.batches import Batch
 from hessinit.training.data import derive, read_data
-from hessinit.training.loop import constant_loss, has_diverged
+from hessinit.training.trial import judge
 from hessinit.training.workers import announce
 
 MODEL = problem.build()
@@ -112,25 +116,48 @@ def test_a_sweep_writes_the_std_and_zero_biases_into_its_layers_only() -> None:
     assert torch.allclose(trained[3].weight, untouched[3].weight, atol=1e-9)
 
 
+LEARNED, IDLE, DIVERGED = "learned", "did not learn", "diverged"
+DIGITS = LossRange(constant=2.3, free=0.0)  # 2 % of what can be gained below 2.3 are 2.254
+
+
 @pytest.mark.parametrize(
-    ("losses", "expected"),
+    ("losses", "loss_range", "expected"),
     [
-        ([2.0, 2.6, 2.3, 2.7, 2.4, 2.5, 2.2, 2.6, 2.3, 2.6, 2.4, 2.5], False),
-        ([2.0, 2.1, 2.1, 2.6, 2.6, 2.7, 2.9, 3.0, 3.0, 3.2, 3.3, 3.5], True),
-        ([2.0] * 5 + [2.2] * 15, True),  # without noise, 5 % are enough
-        ([2.0] * 5 + [2.09] * 15, False),
-        ([2.3] + [90.0, 110.0, 80.0, 120.0, 100.0] * 4, True),  # jumps at once, and stays there, noisily
-        ([2.3, 230.0] + [24.0, 22.0, 25.0] * 6, True),  # jumps, and comes back in part
-        ([2.3, 230.0] + [2.0, 1.9, 2.1] * 6, False),  # jumps, and recovers
-        ([1.5**step for step in range(12)], True),
-        ([-3.0] * 10 + [-2.0] * 10, True),
-        ([-3.0, -2.0, -4.0, -1.5, -3.5, -2.5] * 4, False),
-        ([1.0, math.inf], True),
-        ([math.nan], True),
+        ([2.0, 2.6, 2.3, 2.7, 2.4, 2.5, 2.2, 2.6, 2.3, 2.6, 2.4, 2.5], DIGITS, IDLE),  # an easy first batch
+        ([2.0, 2.1, 2.1, 2.6, 2.6, 2.7, 2.9, 3.0, 3.0, 3.2, 3.3, 3.5], DIGITS, DIVERGED),
+        ([2.0] * 5 + [2.12] * 15, DIGITS, DIVERGED),  # without noise, 5 % of what can be gained are enough
+        ([2.0] * 5 + [2.11] * 15, DIGITS, IDLE),
+        ([2.0] * 5 + [2.0001] * 15, UNKNOWN, DIVERGED),  # nor is there a part of an unknown range
+        (
+            [2.3] + [90.0, 110.0, 80.0, 120.0, 100.0] * 4,
+            DIGITS,
+            DIVERGED,
+        ),  # jumps at once, and stays, noisily
+        ([2.3] + [90.0, 30.0, 150.0, 60.0, 120.0] * 4, DIGITS, DIVERGED),  # with more noise than height
+        ([2.3, 230.0] + [24.0, 22.0, 25.0] * 6, DIGITS, DIVERGED),  # jumps, and comes back in part
+        ([2.3, 230.0] + [2.0, 1.9, 2.1] * 6, DIGITS, LEARNED),  # jumps, and recovers
+        ([2.3, 230.0] + [2.28, 2.26, 2.29] * 6, DIGITS, IDLE),  # recovers, to less than 2 % below
+        ([1.5**step for step in range(12)], DIGITS, DIVERGED),
+        ([2.3 - 0.01 * step for step in range(12)], DIGITS, LEARNED),  # the median of the last four is 2.205
+        ([2.3 - 0.004 * step for step in range(12)], DIGITS, IDLE),  # 2.262
+        ([9.0] + [2.31, 2.29, 2.3, 2.28] * 5, DIGITS, IDLE),  # from a bad start to what a constant reaches
+        ([0.5] * 4 + [0.49] * 8, DIGITS, IDLE),  # trained before: 2 % of 0.5 are to go
+        ([0.5] * 4 + [0.48] * 8, DIGITS, LEARNED),
+        ([-3.0] * 10 + [-2.0] * 10, UNKNOWN, DIVERGED),
+        ([-3.0, -2.0, -4.0, -1.5, -3.5, -2.5] * 4, UNKNOWN, IDLE),
+        ([2.0, 2.1, 1.9, 2.0, 1.5, 1.2, 1.0, 0.9, 0.8], UNKNOWN, LEARNED),
+        ([1.0, math.inf], DIGITS, DIVERGED),
+        ([math.nan], DIGITS, DIVERGED),
     ],
 )
-def test_divergence_is_told_from_chance(losses: list[float], expected: bool) -> None:
-    assert has_diverged(losses, 10) is expected
+@pytest.mark.parametrize("constant", [0.0, 1000.0, -1000.0])
+@pytest.mark.parametrize("factor", [1.0, 1e-3, 1e3])
+def test_one_verdict_that_no_constant_or_unit_of_the_loss_changes(
+    losses: list[float], loss_range: LossRange, expected: str, constant: float, factor: float
+) -> None:
+    constant *= factor
+    moved = LossRange(factor * loss_range.constant + constant, factor * loss_range.free + constant)
+    assert judge([factor * loss + constant for loss in losses], moved) == expected
 
 
 def test_runs_that_diverge_fail_or_cannot_be_measured_are_marked_and_stop_nothing() -> None:
@@ -369,8 +396,16 @@ def test_bad_arguments_of_sweep_are_refused_before_any_run(arguments: dict[str, 
 def test_the_loss_of_a_constant_prediction_is_that_of_the_closed_form(
     loss: Any, output: tuple[int, ...], targets: Tensor, expected: float
 ) -> None:
-    found = constant_loss(loss, torch.ones(output), [(None, targets)])
-    assert found == pytest.approx(expected, rel=1e-3)
+    batch = Batch(None, targets, len(targets))
+
+    def loss_of(output: Tensor, batch: Batch) -> Tensor:
+        value: Tensor = loss(output, batch.targets)
+        return value
+
+    assert constant_loss(loss_of, torch.ones(output), [batch]) == pytest.approx(expected, rel=1e-3)
+    found = find_loss_range(loss_of, torch.full(output, 7.0), [batch])
+    assert found.constant == pytest.approx(expected, rel=1e-3)
+    assert found.free == pytest.approx(0.0, abs=2e-3)  # every target can be met
 
 
 def test_a_sweep_does_not_crown_weights_that_do_not_learn() -> None:
@@ -388,18 +423,50 @@ def test_a_sweep_does_not_crown_weights_that_do_not_learn() -> None:
     entropy = -float((counts * counts.log()).sum())
     assert found.constant_loss == pytest.approx(entropy, rel=0.02)  # on the mini-batches of an epoch
     assert [found.learns(scheme, 0.2) for scheme in found.schemes] == [True, False]
-    assert "std 0.0001 does not learn in 40 steps at lr 0.2: the loss ends above 95 %" in found.verdict
-    nothing = sweep(
-        problem.build,
-        problem.LOSS,
-        problem.data(),
-        workers=1,
-        stds=[1e-4, 1e-5],
-        seeds=1,
-        steps=20,
-        learning_rate=0.01,
+    assert found.best == ("std 0.3", 0.2)
+    assert found.verdict.endswith(
+        f"std 0.0001 does not learn in 40 steps at lr 0.2: the loss ends no lower than that of a constant "
+        f"output ({found.constant_loss:.3g})."
     )
-    assert nothing.verdict.startswith("No scheme learns at lr 0.01: every loss ends above 95 % of a constant")
+    assert [run.outcome for run in found.runs] == ["learned", "did not learn"]
+
+
+@pytest.mark.parametrize("kind", ["sweep", "compare"])
+def test_where_nothing_learns_nothing_has_won_and_the_first_line_says_so(kind: str) -> None:
+    options: dict[str, Any] = {"workers": 1, "seeds": 2, "steps": 20, "measure_curvature": False}
+    if kind == "sweep":
+        options |= {"stds": [1e-4, 1e-5], "learning_rate": 0.01}
+        found = sweep(problem.build, problem.LOSS, problem.data(), **options)
+    else:
+        options |= {"schemes": ["he", "default"], "learning_rates": [1e-6, 1e-7]}
+        found = problem.small(**options)
+    first = " ".join(str(found).partition("\n\n")[0].split())
+    rates = "0.01" if kind == "sweep" else "1.0e-06 and 1.0e-07"
+    said = f"No scheme learns at lr {rates}: every loss ends no lower than that of a constant output"
+    assert first == found.verdict
+    assert first.startswith(said)
+    assert first.endswith("Try more steps or other learning rates.")
+    assert not re.search(r"\d\*", str(found))  # no loss is marked as the lowest
+    assert not any(found.learns(scheme, rate) for scheme in found.schemes for rate in found.learning_rates)
+    with pytest.raises(ValueError, match="no scheme learns with every seed at any rate"):
+        _ = found.best
+
+
+def test_weights_that_begin_below_a_constant_output_are_not_said_to_end_above_it() -> None:
+    trained = problem.build()
+    optimizer, (images, labels) = torch.optim.Adam(trained.parameters(), 0.01), problem.data()
+    for _ in range(100):
+        optimizer.zero_grad()
+        problem.LOSS(trained(images), labels).backward()
+        optimizer.step()
+    found = problem.small(
+        build=lambda: copy.deepcopy(trained), schemes=["default"], learning_rates=[1e-9], seeds=1,
+        measure_curvature=False,
+    )  # fmt: skip
+    assert found.runs[0].final_loss < 0.5 * found.constant_loss
+    assert found.verdict.startswith(
+        "No scheme learns at lr 1.0e-09: every loss ends no lower than the first one or that of a constant "
+    )
 
 
 def test_long_work_is_announced_with_what_makes_it_shorter(

@@ -20,8 +20,8 @@ from hessinit.cli import options
 from hessinit.cli.failures import INTERRUPTED, NOT_MET, failures_explained, import_torch, stop
 from hessinit.cli.output import Output, progress, stdout_for_results
 from hessinit.cli.problem_file import Builder, LoadedProblem, find_problem, load_problem, shared_keywords
+from hessinit.present.comparison import any_learns
 from hessinit.present.words import count, format_number
-from hessinit.results.initialization import LEARNED
 
 TRACKED = 256  # examples on which the curvature is tracked, and to which the weights are fitted
 # What a problem may say to `measure` that means the same to track.
@@ -118,7 +118,7 @@ def _run_grid(
         with stdout_for_results():
             comparison = getattr(hessinit, verb)(build, loaded.loss, loaded.batch, **keywords, **chosen)
     output.write(comparison)
-    if not any(run.outcome == LEARNED for run in comparison.runs):
+    if not any_learns(comparison):
         stop("Nothing learned: the result says more.", NOT_MET)
 
 

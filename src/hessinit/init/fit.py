@@ -85,7 +85,7 @@ def fit_(
         layer = layer_name(parametrized_name(name))
         factors |= {layer: factors[layer] * factor} if layer in factors else {}
     changes = (sizes, _root_mean_squares(targets)), (old_loss, model.output().loss)
-    if worse := _reason_to_restore(old, after, found, asked, *changes, model.loss_unit()):
+    if worse := _reason_to_restore(old, after, found, asked, *changes, model.loss_unit(old_loss)):
         restore()
         after, factors = old, dict.fromkeys(factors, 1.0)
         reasons = found.reason, f"{worse}, so the old weights were put back"

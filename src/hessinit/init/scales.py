@@ -151,9 +151,13 @@ class ScaledModel:
                 restore()
         return found
 
-    def loss_unit(self) -> float:
-        """How far the loss of a zero output is above the lowest one; inf where that is not known."""
-        unit = self.output().zero_loss - self.factory.loss_range.free
+    def loss_unit(self, *others: float) -> float:
+        """How far the loss of a zero output, or one of `others`, is above the lowest; inf where not known.
+
+        The best constant output stands for a zero output where the network's own is not finite.
+        """
+        losses = [loss for loss in (self.output().zero_loss, *others) if loss < math.inf]
+        unit = max([self.factory.loss_range.constant, *losses]) - self.factory.loss_range.free
         return unit if unit > 0 else math.inf
 
     @_once_per_scale

@@ -91,8 +91,10 @@ def _any_idle(comparison: Comparison) -> bool:
 
 def _name_chance(comparison: Comparison) -> str:
     chance = comparison.constant_loss
-    loss = "" if chance is None else f" ({w.format_number(chance)})"
-    return f"that of a constant output{loss}"
+    if chance is None:
+        return "that of a constant output"
+    first = "the first one or " * any(run.first_loss < chance for run in comparison.runs)
+    return f"{first}that of a constant output ({w.format_number(chance)})"
 
 
 def scheme_learns(comparison: Comparison, scheme: str) -> bool:
@@ -162,7 +164,7 @@ def _table_blocks(comparison: Comparison) -> list[doc.Block]:
     error = ", ± its standard error over seeds" if _has_errors(comparison) else ""
     diverged = "; ✗ diverged (seeds)" if any(run.diverged for run in comparison.runs) else ""
     if _any_idle(comparison):
-        diverged += f"; ° does not learn: above {_name_chance(comparison)}"
+        diverged += f"; ° does not learn: no lower than {_name_chance(comparison)}"
     norms = " ‖H‖: at initialization." if any(run.norms for run in comparison.runs) else ""
     legend = f"Final loss: the mean training loss of the last {last} steps{error}; * lowest{diverged}.{norms}"
     schemes = w.count(len(comparison.schemes), "std" if comparison.kind == "sweep" else "scheme")
