@@ -288,7 +288,7 @@ def test_columns_appear_only_when_they_say_something() -> None:
     ("norms", "network", "sentence"),
     [
         ([], 1.0, "No layer was measured. On a quadratic of this curvature, plain gradient descent diverges"),
-        ([64.0], 64.0, "above lr = 2/‖H‖ = 0.031. A network is not a quadratic: advise tries rates, also for"),
+        ([64.0], 64.0, "above lr = 2/‖H‖ = 0.031. A network is not a quadratic: advise tries rates"),
         ([64.0], 64.0, "a has ‖H‖ = 64. On a quadratic of this curvature, plain gradient descent diverges"),
         ([1.0, 1.2], 2.0, "The 2 layers are about equally sharp."),
         ([1.0, 1.2, 0.0], 2.0, "2 of 3 layers are about equally sharp. ‖H‖ of c is 0: the loss has no"),
