@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -152,14 +154,14 @@ def test_spectral_norm_is_refused_in_train_mode_and_measured_in_eval_mode() -> N
     assert hessinit.measure(model.eval(), LOSS, batch(), curvature="hessian").network.norm > 0
 
 
-VERBS = "measure", "hessian", "gauss_newton", "jacobian", "quadratic_form", "advise", "assert_sound"
+VERBS = "measure", "hessian", "gauss_newton", "jacobian", "quadratic_form", "assert_sound"
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("advise", {"trial_steps": 0}), ("initialize_", {"lr": 0.1}), ("track", {"path": None}),
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::hessinit.errors.ConvergenceWarning")
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [*((name, {}) for name in VERBS), ("initialize_", {"lr": 0.1}), ("track", {"path": None})],
-)
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in VERBS), *OPTIONS])
 def test_every_verb_checks_and_can_leave_it_out(name: str, options: dict[str, Any]) -> None:
     verb, model = getattr(hessinit, name), branch(WrongSwish.apply)
     before = snapshot(model, LOSS, batch())
@@ -167,6 +169,23 @@ def test_every_verb_checks_and_can_leave_it_out(name: str, options: dict[str, An
         verb(model, LOSS, batch(), **options)
     assert differences(before, snapshot(model, LOSS, batch())) == []
     assert verb(branch(WrongSwish.apply), LOSS, batch(), check=False, **options) is not None
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_advise_needs_no_curvature_for_its_rate_and_says_why_it_has_no_limit(optimizer: str) -> None:
+    model = branch(WrongSwish.apply)
+    before = snapshot(model, LOSS, batch())
+    advice = hessinit.advise(model, LOSS, batch(), optimizer=optimizer)
+    assert differences(before, snapshot(model, LOSS, batch())) == []
+    assert advice.learns
+    tried = [trial.lr for trial in advice.trials]
+    assert min(tried) <= advice.learning_rate <= max(tried)
+    assert math.isnan(advice.stable_learning_rate)
+    assert math.isnan(advice.norm.value)
+    assert re.match(f"Not known, as there is no curvature: .*{NOT_THE_DERIVATIVE}", advice.stable_reason)
+    checked = hessinit.advise(branch(WrongSwish.apply), LOSS, batch(), optimizer=optimizer, check=False)
+    assert checked.stable_learning_rate > 0
+    assert any("not checked" in note for note in checked.notes)
 
 
 def at_a_kink() -> nn.Module:

@@ -85,11 +85,15 @@ def test_two_stars_count_biases_and_all_that_is_trained_in_the_network(
 
 
 def test_a_report_says_what_is_trained_and_not_counted() -> None:
-    """With its biases this network is sharper than its verdict knows: the guarantee is for the weights."""
+    """With its biases this network is sharper than its verdict knows: the limit can only be lower."""
     report = hessinit.measure(network(), LOSS, batch(), **EXACT)
     everything = hessinit.measure(network(), LOSS, batch(), layers="**", **EXACT)
     assert everything.network.norm > 1.1 * report.network.norm
-    assert "gives the largest guaranteed decrease." in report.verdict
+    highest = f"{2 / report.network.norm:.2g}"
+    limit = f"On a quadratic of this curvature, plain gradient descent diverges above lr = 2/‖H‖ = {highest}."
+    assert limit in report.verdict
+    assert 2 / everything.network.norm < 2 / report.network.norm  # above the limit, both diverge
+    assert "guaranteed" not in report.verdict
     counted = (
         'Not counted in the network\'s ‖H‖: 2 trained parameters (0.bias, 2.bias); layers="**" counts them.'
     )

@@ -10,16 +10,12 @@ import matplotlib.pyplot as plt
 import pytest
 
 from hessinit.present import describe, draw, to_text
-from hessinit.present.comparison import collect_notes, conclude_comparison, loss_charts, rank_schemes
+from hessinit.present.comparison import collect_notes, loss_charts, rank_schemes
 from hessinit.present.document import HeatMap, LineChart, Series, Table
 from hessinit.results.comparison import Comparison
 from result_examples import example_comparison, make_comparison, make_run, make_sweep, two_schemes
 
 INF, NAN = math.inf, math.nan
-
-
-def verdict(comparison: Comparison) -> str:
-    return " ".join(conclude_comparison(comparison))
 
 
 def chart(comparison: Comparison, name: str) -> LineChart:
@@ -51,8 +47,8 @@ def test_the_verdict_agrees_with_the_runs():
             if runs and not any(run.diverged for run in runs):
                 means[scheme, rate] = statistics.fmean(run.final_loss for run in runs)
     best, rate = min(means, key=lambda pair: means[pair])
-    assert verdict(comparison).startswith(f"{best} has the lowest final loss: {means[best, rate]:.5f}")
-    assert f"at lr {rate:g}; next" in verdict(comparison)
+    assert comparison.verdict.startswith(f"{best} has the lowest final loss: {means[best, rate]:.5f}")
+    assert f"at lr {rate:g}; next" in comparison.verdict
     by_scheme = {scheme: min(means[pair] for pair in means if pair[0] == scheme) for scheme, _ in means}
     assert rank_schemes(comparison) == [*sorted(by_scheme, key=lambda s: by_scheme[s]), "fixup"]
 
@@ -111,15 +107,52 @@ def test_a_sweep_shows_losses_with_errors_over_the_curvature():
         (rates(a=(1.0, 0.1), b=(0.5, INF)),
          "a trains wherever another scheme does (2 rates): its loss is 1.41× the lowest at each rate, on"),
         (rates(a=(1.0, 0.1, INF), b=(1.5, 0.2, INF)), "does (2 rates): its loss is 1.00× the lowest"),
-        (one_rate(a=(INF, NAN), b=(None, None)), "No scheme trains with every seed at lr 0.1; try a lower"),
-        (one_rate(a=(None, None)), "No scheme applies to this model; the notes say why."),
         ({0.2: (1.0, 1.2), 0.1: (1.1, 1.3)}, "std 0.2 has the lowest final loss: 1.10 ± 0.10 at lr 0.1;"),
         ({0.2: (INF, 1.0, 1.0), 0.1: (1.0, 1.1, 1.2)}, "std 0.2 does not train with every seed at lr 0.1."),
     ],
 )  # fmt: skip
 def test_the_verdict_names_winners_ties_and_divergences(losses, said):
     is_sweep = isinstance(next(iter(losses)), float)
-    assert said in verdict(make_sweep(losses, {0.2: 2.0, 0.1: 1.0}) if is_sweep else make_comparison(losses))
+    comparison = make_sweep(losses, {0.2: 2.0, 0.1: 1.0}) if is_sweep else make_comparison(losses)
+    assert said in comparison.verdict
+    assert describe(comparison).answer == ""  # the verdict is the answer
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        (one_rate(a=(INF, NAN), b=(None, None)),
+         "No scheme trains with every seed at lr 0.1; try a lower rate."),
+        (one_rate(a=(None, None)), "No scheme applies to this model; the notes say why."),
+    ],
+)  # fmt: skip
+def test_where_no_scheme_trains_the_first_line_says_so_and_nothing_else_is_concluded(losses, said):
+    comparison = make_comparison(losses)
+    assert comparison.verdict == said
+    assert to_text(comparison, 100).splitlines()[0] == said
+    with pytest.raises(ValueError, match="no scheme learns"):
+        _ = comparison.best
+
+
+def test_a_scheme_that_does_not_learn_with_every_seed_has_not_won():
+    idle = make_run("a", 0.1, 1, 1.94, outcome="did not learn")
+    learned = [make_run("b", 0.1, seed, 1.5, outcome="learned") for seed in (0, 1)]
+    runs = (make_run("a", 0.1, 0, 0.9, outcome="learned"), idle, *learned)
+    comparison = make_comparison(one_rate(a=(0.9, 1.94), b=(1.5, 1.5)), runs=runs, constant_loss=1.9)
+    assert comparison.loss("a", 0.1) < comparison.loss("b", 0.1)
+    assert comparison.best == ("b", 0.1)
+    assert comparison.verdict == (
+        "b has the lowest final loss: 1.50 ± 0 at lr 0.1. a does not learn in 20 steps at lr 0.1: the loss "
+        "ends no lower than that of a constant output (1.9)."
+    )
+    nobody = make_comparison(one_rate(a=(1.94,)), runs=(idle,), constant_loss=1.9)
+    assert nobody.verdict == (
+        "No scheme learns at lr 0.1: every loss ends no lower than that of a constant output (1.9). Try more "
+        "steps or other learning rates."
+    )
+    assert to_text(nobody, 200).splitlines()[0] == nobody.verdict
+    with pytest.raises(ValueError, match="no scheme learns"):
+        _ = nobody.best
 
 
 def test_the_table_sorts_by_numbers_and_has_errors_where_rates_are_few():
@@ -143,7 +176,7 @@ def test_a_scheme_has_one_note_and_an_unnamed_optimizer_is_yours():
     for name, shown in (("__main__.<lambda>", "your optimizer"), ("__main__.lion", "lion")):
         assert f"s: {shown}, batches of 8" in to_text(replace(comparison, optimizer=name), 100)
     broken = make_comparison(one_rate(a=(NAN,)), runs=(make_run("a", 0.1, 0, NAN, first_loss=NAN),))
-    assert "initial loss is not finite" in verdict(broken)
+    assert broken.verdict.startswith("No scheme trains: the initial loss is not finite. Check the data")
 
 
 @pytest.mark.parametrize(

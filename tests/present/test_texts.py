@@ -46,11 +46,11 @@ REPORT = """\
 ───────────────────────────────────────────
  network   1,234        64.5
 
-fc3 is 206 times sharper than fc1. Plain gradient descent is unstable above lr =
-2/‖H‖ = 0.031; lr = 1/‖H‖ = 0.016 gives the largest guaranteed decrease. For
-momentum and Adam, see advise.
 Not sound:
 fc1 gets no gradient. Use it.
+fc3 is 206 times sharper than fc1. On a quadratic of this curvature, plain
+gradient descent diverges above lr = 2/‖H‖ = 0.031. A network is not a
+quadratic: advise tries rates, also for momentum and Adam.
 3 layers in 0.09 s (4.1 gradients) by the Gram engine. Gauss-Newton on 32
 examples; loss 2.3."""
 
@@ -64,12 +64,13 @@ NARROW = """\
  network                    1,234    64.5
 
 embed is 206 times sharper than
-encoder.layers.0.self_attn.out_proj. Plain
-gradient descent is unstable above lr = 2/‖H‖ =
-0.031; lr = 1/‖H‖ = 0.016 gives the largest
-guaranteed decrease. For momentum and Adam, see
-advise. encoder.layers.0.self_attn.out_proj's
-exact Hessian is 1.55 times its Gauss-Newton
+encoder.layers.0.self_attn.out_proj. On a
+quadratic of this curvature, plain gradient
+descent diverges above lr = 2/‖H‖ = 0.031. A
+network is not a quadratic: advise tries rates,
+also for momentum and Adam.
+encoder.layers.0.self_attn.out_proj's exact
+Hessian is 1.55 times its Gauss-Newton
 approximation. Not converged (marked ~): embed;
 stopped; raise max_iterations.
 2 layers in 0.09 s (4.1 gradients) by the Lanczos
@@ -101,16 +102,21 @@ The error of Theorem 1 is largest on fc1: the exact form is within 50 % of it on
 directions, and 0.9 times its value on average.
 2 layers on 32 examples; loss 2.31."""
 
+SOUND = (
+    "Sound: every layer gets a gradient, the examples stay apart through the depth, and the loss is not far "
+    "above that of the best constant output."
+)
+
 ADVICE = """\
 learning rate: 0.00155
 
- quantity           value   reason
+ quantity          value   reason
 ────────────────────────────────────────────────────────────────────────────────────────────────────
- learning rate    0.00155   0.1/‖H‖ with ‖H‖ = 64.5: momentum makes steps 10 times as long.
- stable up to      0.0589   (2 + 2·0.9)/‖H‖: above it the steps grow on a quadratic of this
-                            curvature.
- warmup          85 steps   lr = 0.1 is 1.7 times the stable learning rate; smaller first steps
-                            give the curvature time to fall.
+ learning rate   0.00155   0.1/‖H‖ with ‖H‖ = 64.5: momentum makes steps 10 times as long.
+ stable up to     0.0589   (2 + 2·0.9)/‖H‖: above it the steps grow on a quadratic of this
+                           curvature.
+ warmup             none   lr = 0.1 is above the advised rate; whether a warmup helps there was not
+                           tried.
 
 SGD(momentum=0.9) on fc1, fc2 and fc3 (1,234 parameters); Gauss-Newton on 32 examples; loss 2.3."""
 
@@ -281,11 +287,14 @@ def test_columns_appear_only_when_they_say_something() -> None:
 @pytest.mark.parametrize(
     ("norms", "network", "sentence"),
     [
-        ([], 1.0, "No layer was measured. Plain gradient descent is unstable above lr = 2/‖H‖ = 2; lr ="),
-        ([64.0], 64.0, "a has ‖H‖ = 64. Plain gradient descent"),
+        ([], 1.0, "No layer was measured. On a quadratic of this curvature, plain gradient descent diverges"),
+        ([64.0], 64.0, "above lr = 2/‖H‖ = 0.031. A network is not a quadratic: advise tries rates"),
+        ([64.0], 64.0, "a has ‖H‖ = 64. On a quadratic of this curvature, plain gradient descent diverges"),
         ([1.0, 1.2], 2.0, "The 2 layers are about equally sharp."),
         ([1.0, 1.2, 0.0], 2.0, "2 of 3 layers are about equally sharp. ‖H‖ of c is 0: the loss has no"),
-        ([1e-5, 1e-5, 1.0], 2.0, "c is 1.0e+05 times sharper than a. "),
+        ([0.001, 0.002, 1.0], 2.0, "c is 1000 times sharper than a. "),
+        # As an embedding and a query: no scale makes them alike.
+        ([1e-5, 1e-5, 1.0], 2.0, "c is the sharpest layer, with ‖H‖ = 1. "),
         ([1.0, INF], INF, "‖H‖ of b is not finite: the numbers overflow. Initialize with smaller"),
         ([1.0, NAN], NAN, "The network's ‖H‖ is nan: no learning rate is stable."),
         ([0.0, 0.0], 0.0, "The network has no curvature, so it sets no limit to the learning rate."),
@@ -293,7 +302,27 @@ def test_columns_appear_only_when_they_say_something() -> None:
 )  # fmt: skip
 def test_the_verdict_fits_the_norms(norms: list[float], network: float, sentence: str) -> None:
     layers = [make_layer(name, norm) for name, norm in zip("abc", norms, strict=False)]
-    assert sentence in describe(make_report(*layers, network=network)).verdict[0]
+    verdict = describe(make_report(*layers, network=network)).verdict[0]
+    assert sentence in verdict
+    # Whether a rate lowers the loss is said of a trial alone.
+    assert "guaranteed" not in verdict
+    assert "times sharper" not in verdict or max(norms) <= 1000 * min(norm for norm in norms if norm)
+
+
+@pytest.mark.parametrize(
+    ("findings", "first"),
+    [
+        (make_three_layers().findings, ["Not sound:", "fc1 gets no gradient. Use it."]),
+        ((), [SOUND]),
+        (None, []),
+    ],
+)  # fmt: skip
+def test_the_first_sentence_of_a_report_is_whether_the_network_is_sound(
+    findings: Any, first: list[str]
+) -> None:
+    verdict = describe(replace(make_three_layers(), findings=findings)).verdict
+    assert verdict[:-1] == first  # and of norms and rates the rest
+    assert verdict[-1].startswith("fc3 is 206 times sharper than fc1. On a quadratic")
 
 
 @pytest.mark.parametrize(
@@ -317,9 +346,9 @@ def test_the_verdict_names_the_largest_gap(
 def test_a_network_of_mostly_negative_curvature_is_not_called_unstable() -> None:
     network = make_layer("network", 1.0, curvature="hessian", bottom=make_estimate(-4.0))
     (verdict,) = describe(make_report(make_layer(), network=network, curvature="hessian")).verdict
-    assert "(λ = -4) is the largest in size: a gradient step is guaranteed to lower the loss up to" in verdict
-    assert "lr = 2/‖H‖ = 0.5" in verdict
-    assert "unstable" not in verdict
+    size = "The most negative eigenvalue (λ = -4) is the largest in size: on a quadratic, a gradient step is "
+    assert f"{size}guaranteed to lower the loss up to lr = 2/‖H‖ = 0.5. A network is not a" in verdict
+    assert "diverges" not in verdict
 
 
 def test_quadratic_forms_say_where_theorem_1_is_wrong() -> None:

@@ -207,7 +207,8 @@ def _judge_softmax(loss_of: LossOf, output: Tensor, batch: Batch) -> list[Findin
     """Whether outputs are probabilities already, and the loss applies a softmax to them once more."""
     for dim in {min(1, output.ndim - 1), output.ndim - 1}:
         sums = output.sum(dim, keepdim=True)
-        if output.shape[dim] < 2 or bool((output < 0).any()) or bool(((sums - 1).abs() > 1e-3).any()):
+        several = output.ndim and output.shape[dim] > 1
+        if not several or bool((output < 0).any()) or bool(((sums - 1).abs() > 1e-3).any()):
             continue
         # A softmax ignores what is added to all logits of an example.
         shifts = torch.arange(sums.numel()).to(sums).reshape(sums.shape) % 3
