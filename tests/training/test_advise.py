@@ -195,7 +195,7 @@ def test_weights_without_gradient_do_not_count_and_what_is_left_out_is_noted() -
     advice = advise(model, nn.MSELoss(), (torch.eye(2), torch.zeros(2, 1)), optimizer="adam")
     assert (advice.frozen, advice.learns, advice.stable_learning_rate) == (2, False, math.inf)
     flat = advise(model, nn.MSELoss(), (torch.zeros(3, 2), torch.zeros(3, 1)))
-    assert flat.learning_rate == flat.stable_learning_rate == math.inf
+    assert (flat.learns, flat.stable_learning_rate) == (False, math.inf)
     assert "sets no limit" in flat.learning_rate_reason
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     nn.init.constant_(model[0].bias[:2], -100.0)  # two dead units: 8 weights before them, 6 after

@@ -30,7 +30,7 @@ def describe_comparison(comparison: Comparison) -> doc.Document:
     title = "Sweep of standard deviations" if is_sweep else "Comparison of initialization schemes"
     losses = _final_losses(comparison) if is_sweep else _heat_map(comparison)
     curves = [doc.Section("Loss curves", found)] if (found := _loss_curves(comparison)) else []
-    learns = any(scheme_learns(comparison, scheme) for scheme in comparison.schemes)
+    learns = any_learns(comparison)
     return doc.Document(
         title=w.title(title, comparison.settings), answer="" if learns else _nothing_trains(comparison),
         verdict=conclude_comparison(comparison), numbers=_key_numbers(comparison),
@@ -95,6 +95,10 @@ def _name_chance(comparison: Comparison) -> str:
         return "that of a constant output"
     first = "the first one or " * any(run.first_loss < chance for run in comparison.runs)
     return f"{first}that of a constant output ({w.format_number(chance)})"
+
+
+def any_learns(comparison: Comparison) -> bool:
+    return any(scheme_learns(comparison, scheme) for scheme in comparison.schemes)
 
 
 def scheme_learns(comparison: Comparison, scheme: str) -> bool:
