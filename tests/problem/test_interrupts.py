@@ -186,10 +186,10 @@ def test_an_interrupt_of_the_last_forward_of_initialize_brings_the_old_weights_b
     def initialize(model: nn.Module, count: Callable[[], Any]) -> None:
         hessinit.initialize_(model, LOSS, BATCH, lr=0.1, forward=calling(count), dry_run=dry_run)
 
-    calls, interrupted = itertools.count(), 0
-    initialize(build(), lambda: next(calls))
+    calls, interrupted = itertools.count().__next__, 0
+    initialize(build(), calls)
     # The last forwards, after the trials, are those of the gradient that is timed: one or two.
-    made = next(calls)
+    made = calls()
     for call in range(made - 3, made + 1):
         model = build()
         old = values(model)
@@ -255,13 +255,13 @@ def test_code_that_waits_is_interrupted_at_once(place: str) -> None:
 
 
 def test_a_handler_of_the_user_s_own_is_called_and_kept() -> None:
-    calls, heard = itertools.count(), queue.SimpleQueue[int]()  # neither is put back by a measurement
+    calls, heard = itertools.count().__next__, queue.SimpleQueue[int]()  # neither is put back
 
     def listen(number: int, frame: object) -> None:
         heard.put(number)
 
     def forward(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        if next(calls) == 1:
+        if calls() == 1:
             os.kill(os.getpid(), signal.SIGINT)
         return model(inputs)
 
