@@ -196,7 +196,7 @@ def test_weights_without_gradient_do_not_count_and_what_is_left_out_is_noted() -
     assert (advice.frozen, advice.learns, advice.stable_learning_rate) == (2, False, math.inf)
     flat = advise(model, nn.MSELoss(), (torch.zeros(3, 2), torch.zeros(3, 1)))
     assert (flat.learns, flat.stable_learning_rate) == (False, math.inf)
-    assert "sets no limit" in flat.learning_rate_reason
+    assert "sets no limit" in flat.stable_reason
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     nn.init.constant_(model[0].bias[:2], -100.0)  # two dead units: 8 weights before them, 6 after
     assert advise(model, LOSS, batch(), optimizer="adam").frozen == 8 + 6

@@ -452,11 +452,14 @@ def untouched_sources(*sources: Any) -> Iterator[None]:
 def _reachable(
     roots: tuple[Any, ...], enters: Callable[[Any], bool], known: Mapping[int, Any]
 ) -> tuple[dict[int, Any], bool]:
-    """All objects reachable from `roots`, by id, without those in `known`; whether one of these was met."""
+    """All objects reachable from `roots`, by id, without those in `known`; whether one of these was met.
+
+    What functions reach by names comes last: there may be no end of it.
+    """
     found: dict[int, Any] = {}  # holds the objects, so that no other one gets their id
-    meets_known, waiting = False, list(roots)
-    while waiting and len(found) < _MOST_OBJECTS:
-        one = waiting.pop()
+    meets_known, waiting, named = False, list(roots), list[Any]()
+    while (waiting or named) and len(found) < _MOST_OBJECTS:
+        one = (waiting or named).pop()
         if id(one) in found or isinstance(one, _ATOMS):
             continue
         if id(one) in known:
@@ -464,6 +467,8 @@ def _reachable(
         elif enters(one):
             found[id(one)] = one
             waiting += _contents(one)
+            if isinstance(one, types.FunctionType):
+                named += [namespace[name] for namespace, names in _namespaces(one) for name in names]
     return found, meets_known
 
 
@@ -484,8 +489,7 @@ def _contents(one: Any) -> list[Any]:
         return [one.func, *one.args, one.keywords]
     if isinstance(one, types.FunctionType):
         cells = [cell for cell in one.__closure__ or () if _held(cell)]
-        used = [namespace[name] for namespace, names in _namespaces(one) for name in names]
-        return [*cells, *(one.__defaults__ or ()), one.__kwdefaults__, one.__dict__, *used]
+        return [*cells, *(one.__defaults__ or ()), one.__kwdefaults__, one.__dict__]
     if isinstance(one, _CELLS):
         return _held(one)
     around = [type(one), getattr(one, "__dict__", None)]
