@@ -20,7 +20,7 @@ from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.preserve import ModelState, UserState, untouched_model, untouched_random_state
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import all_finite
-from hessinit.results.initialization import DIVERGED, LEARNED, Trial
+from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop
 from hessinit.training.data import copy_to, device_of, generator, read_data, seed_everything
 from hessinit.training.trial import LEAST_FALL, LONGER, judge
@@ -114,9 +114,7 @@ def race_(
                 trainer.train(run, end)
             stay = _better_half(len(alive)) if end < steps else len(alive)
             alive = [run for run in alive if run.survived]
-            alive.sort(key=trainer.rank)
-            if end == steps:
-                alive.sort(key=lambda run: run.outcome != LEARNED)
+            alive.sort(key=lambda run: (end == steps and run.outcome != LEARNED, trainer.rank(run)))
             for run in alive[stay:]:
                 run.leave(f"dropped after {end} steps")
             alive = alive[:stay]
@@ -223,13 +221,12 @@ class _Trainer:
         """The score, with the handicap; all that have learned next to nothing so far are equal."""
         if self.data.different == 1:
             return float(run.outcome != LEARNED)
-        gain = self.loss_range.gain(math.inf)
-        fall = self.loss_range.constant - run.score
-        if math.isnan(gain):
-            return run.score
-        if fall <= LEAST_FALL * gain:
-            return self.loss_range.constant
-        return run.score + run.candidate.handicap * fall
+        if self._is_below_constant(run):
+            return run.score + run.candidate.handicap * (self.loss_range.constant - run.score)
+        return run.score if math.isnan(self.loss_range.gain(math.inf)) else self.loss_range.constant
+
+    def _is_below_constant(self, run: _Run) -> bool:
+        return run.score < self.loss_range.left_after(LEAST_FALL, math.inf)  # False where that is not known
 
     def start(self, candidate: Candidate) -> _Run:
         reason = ""
@@ -267,6 +264,8 @@ class _Trainer:
             run.optimizer, run.state = optimizer, ModelState(self.model, self.loss, self.forward)
         finite = all(map(math.isfinite, run.scored))
         run.outcome = judge(run.losses, self.loss_range) if finite else DIVERGED
+        if run.outcome == DID_NOT_LEARN and self._is_below_constant(run):
+            run.outcome = LEARNED  # as the weights had before the race
         if run.outcome == DIVERGED:
             where = f"within {end} steps" if math.isfinite(losses[-1]) else f"at step {len(run.losses)}"
             run.leave(f"diverged {where}", survived=False)
