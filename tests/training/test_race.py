@@ -273,7 +273,7 @@ def test_one_batch_tells_who_survives_and_learns_and_the_first_of_them_wins() ->
     tries = [
         *candidates(model, 1.0, lr=1e9),
         *candidates(model, 0.9, lr=1e-6),
-        *candidates(model, 1.0, lr=0.1),
+        *candidates(model, 1.0, lr=0.2),
         *candidates(model, 1.0, lr=0.3),
     ]
 
@@ -284,10 +284,13 @@ def test_one_batch_tells_who_survives_and_learns_and_the_first_of_them_wins() ->
 
     blown, idle, slow, fast = tries
     first = race(*tries)
-    assert [(trial.lr, trial.outcome) for trial in first[:2]] == [(0.1, "learned"), (0.3, "learned")]
+    assert [(trial.lr, trial.outcome) for trial in first[:2]] == [(0.2, "learned"), (0.3, "learned")]
     assert first[0].score > first[1].score  # who fits one batch best is not who learns best
     assert (first[-1].lr, first[-1].survived) == (1e9, False)
     assert race(fast, slow)[0].lr == 0.3
+    slower = candidates(model, 1.0, lr=0.02)[0]  # learns, and less than half as much
+    last = race(slower, fast)
+    assert [(trial.lr, trial.outcome) for trial in last] == [(0.3, "learned"), (0.02, "learned")]
     second = race(blown, idle)
     assert [(trial.lr, trial.outcome) for trial in second] == [(1e-6, "did not learn"), (1e9, "diverged")]
     assert second[0].steps == 48  # four times as long, as nobody had learned

@@ -94,9 +94,9 @@ def race_(
 
     All see the same batches in the same order, and the same random numbers. After each third of the steps the
     better half goes on, at least two. A candidate is out where it diverged (`judge`). With one batch, where
-    losses tell who fits it best and not who learns, all that learned are equal, in the order given. If no
-    finalist has learned, the best one goes on, four times as long. Where all finalists are out, those that
-    were dropped are trained to the end in turn.
+    losses tell who fits it best and not who learns, all that learned are equal, in the order given, but for
+    those that fell less than half as far as the best. If no finalist has learned, the best one goes on, four
+    times as long. Where all finalists are out, those that were dropped are trained to the end in turn.
 
     The score is the mean loss of the last third. The winner is the first. If it did not survive, nobody has,
     and the old weights are back. All but the weights is left as found; whatever is raised, the weights are,
@@ -114,7 +114,8 @@ def race_(
                 trainer.train(run, end)
             stay = _better_half(len(alive)) if end < steps else len(alive)
             alive = [run for run in alive if run.survived]
-            alive.sort(key=lambda run: (end == steps and run.outcome != LEARNED, trainer.rank(run)))
+            lowest = min((run.score for run in alive), default=math.nan)
+            alive.sort(key=lambda run: (end == steps and run.outcome != LEARNED, trainer.rank(run, lowest)))
             for run in alive[stay:]:
                 run.leave(f"dropped after {end} steps")
             alive = alive[:stay]
@@ -129,9 +130,8 @@ def race_(
                 if run.survived:
                     trainer.train(run, end)
             alive = [run] if run.survived else []
-        others = sorted((run for run in runs if run not in alive), key=_Run.order)
         found.chosen = alive[0].initial if alive else None
-        return [run.trial() for run in (*alive, *others)]
+        return [run.trial() for run in dict.fromkeys([*alive, *sorted(runs, key=_Run.order)])]
 
 
 @torch.inference_mode(False)
@@ -217,10 +217,13 @@ class _Trainer:
             self.planned += count * length
             count = _better_half(count)
 
-    def rank(self, run: _Run) -> float:
-        """The score, with the handicap; all that have learned next to nothing so far are equal."""
+    def rank(self, run: _Run, lowest: float) -> float:
+        """The score, with the handicap; all that have learned next to nothing so far are equal.
+
+        With one batch, so are those that fell at least half as far as the one with the `lowest` score.
+        """
         if self.data.different == 1:
-            return float(run.outcome != LEARNED)
+            return float(run.outcome != LEARNED or run.score > (self.loss_range.constant + lowest) / 2)
         if self._is_below_constant(run):
             return run.score + run.candidate.handicap * (self.loss_range.constant - run.score)
         return run.score if math.isnan(self.loss_range.gain(math.inf)) else self.loss_range.constant
@@ -262,8 +265,7 @@ class _Trainer:
             run.losses += losses
             self.model.zero_grad(set_to_none=True)
             run.optimizer, run.state = optimizer, ModelState(self.model, self.loss, self.forward)
-        finite = all(map(math.isfinite, run.scored))
-        run.outcome = judge(run.losses, self.loss_range) if finite else DIVERGED
+        run.outcome = judge(run.losses, self.loss_range) if all(map(math.isfinite, run.scored)) else DIVERGED
         if run.outcome == DID_NOT_LEARN and self._is_below_constant(run):
             run.outcome = LEARNED  # as the weights had before the race
         if run.outcome == DIVERGED:
