@@ -26,6 +26,13 @@ def regression():
     inputs = torch.diag(torch.tensor([1.0, 2.0, 3.0, 5.0], dtype=torch.float64))
     return model, nn.MSELoss(), (inputs, torch.zeros(4, 1, dtype=torch.float64))
 
+def mirrored():
+    """Every half of the batch has the curvature of the whole, 2·2.5² = 12.5, and the loss, 9 at first."""
+    model = nn.Linear(1, 1, bias=False).double()
+    model.weight.data.zero_()
+    signs = torch.tensor([1.0, -1.0] * 4, dtype=torch.float64).view(8, 1)
+    return model, nn.MSELoss(), (2.5 * signs, 3 * signs)
+
 def problem():
     """Three layers without anything in between."""
     return linear(3, 4, 3, 2), nn.MSELoss(), (numbers(8, 3), numbers(8, 2, first=4))

@@ -159,7 +159,8 @@ def test_the_files_travel_as_they_are_now_and_the_numbers_are_those_of_one_proce
 
 
 def test_a_sweep_and_a_table_are_those_of_one_process(run, dask, mine):
-    sweep = ["sweep", "mine.py:problem", "--steps", 10, "--seeds", 2, "--stds", "0.1,0.01", "--json"]
+    sweep = ["sweep", "mine.py:problem", "--steps", 10, "--seeds", 2, "--stds", "0.3,0.01", "--json"]
+    sweep += ["--learning-rate", 1]
     assert read(run(*sweep, "--dask", dask.address)) == read(run(*sweep, "--workers", 1))
     table = ["reproduce", "table-2", "--data", "digits", "--seeds", 2, "--json"]
     (elsewhere,), (here,) = (

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 
 import hessinit
-from hessinit import Initialization, initialize_, measure
+from hessinit import Initialization, initialize_, load, measure
 from hessinit.training.data import read_data
 from result_examples import make_raced
 
@@ -104,6 +104,16 @@ def test_the_function_s_keywords_that_mean_the_same_are_taken_and_others_are_nam
 
 # The race
 
+DEEP = """
+import torch
+from torch import nn
+
+def problem():
+    layers = [part for _ in range(30) for part in (nn.Linear(4, 4), nn.Sigmoid())]
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(32, 4, generator=generator), torch.arange(32) % 3
+    return nn.Sequential(*layers, nn.Linear(4, 3)), nn.CrossEntropyLoss(), data
+"""
 RACE = ("initialize", "net.py:problem", "--lr", 0.02, "--trial-steps", 6, "--batch-size", 4)
 
 
@@ -165,6 +175,23 @@ def test_a_race_that_nobody_survives_ends_with_1(run, calls):
     result = run(*RACE)
     assert result.exit_code == 1
     assert result.stderr.endswith("No candidate survived the race: the result says more.\n")
+
+
+@pytest.mark.parametrize("lr", ["1e-6", "auto"])
+def test_a_race_in_which_nobody_learns_writes_no_weights_and_ends_with_1(run, folder, lr):
+    """Gradients vanish in thirty sigmoid layers: no rate of the race lowers the loss."""
+    (folder / "deep.py").write_text(DEEP, encoding="utf-8")
+    options = f"--lr {lr} --trial-steps 3 --weights w.safetensors --save r.json"
+    result = run("initialize", "deep.py:problem", *options.split())
+    assert (result.exit_code, result.stderr.splitlines()) == (
+        1, ["Wrote r.json.", "Nothing learned, and nothing was written: the result says more."],
+    )  # fmt: skip
+    first = " ".join(result.stdout.partition("\n\n")[0].split())
+    assert first.startswith("Nothing learned in trials of up to ")
+    assert "nothing was written. What may help: normalization layers, residual connections" in first
+    assert not (folder / "w.safetensors").exists()
+    shown = load(folder / "r.json")
+    assert (shown.learned, shown.converged, shown.lr) == (False, False, None if lr == "auto" else 1e-6)
 
 
 def test_ctrl_c_in_the_race_writes_nothing(run, calls, folder):

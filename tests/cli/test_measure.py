@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hessinit import CurvatureReport, LearningRateAdvice, load, measure
-from hessinit.cli.measure import judge_rate
+from hessinit.cli.measure import tell_rate
 from hessinit.results.curvature_report import ONLY_BOUNDED
 from result_examples import make_estimate, make_three_layers
 
@@ -82,35 +82,44 @@ def with_extremes(top: float, bottom: float = 0.0) -> CurvatureReport:
     return replace(report, network=replace(report.network, **extremes))
 
 
+def shown(result) -> str:
+    return " ".join(result.stdout.split())
+
+
+# On net.py:mirrored gradient descent is stable up to 2/12.5 = 0.16; a constant output has a loss of 9, too.
 @pytest.mark.parametrize(
-    ("top", "lr", "said"),
+    ("lr", "product", "ending", "helps"),
     [
-        (
-            8,
-            0.1,
-            "lr·‖H‖ = 0.8; on a quadratic, plain gradient descent is stable up to 2. lr = 0.1 is st",
-        ),
-        (8, 0.25, "lr·‖H‖ = 2; .*lr = 0.25 is stable"),
-        (
-            8,
-            0.5,
-            "lr·‖H‖ = 4; .*lr = 0.5 is 2 times the stable .*\nNext: hessinit initialize n.py:p --lr 0.5",
-        ),
-        (0, 0.1, "lr·‖H‖ = 0; .*The curvature is 0, so it sets no limit"),
-        (math.inf, 0.1, "lr·‖H‖ = inf; .*No learning rate is stable"),
+        (0.1, "1.25", "the loss fell from 9 to ", False),
+        (0.159, "1.99", "the loss fell from 9 to ", False),
+        (0.165, "2.06", "diverged by step 32.", True),
+        (0.5, "6.25", "diverged by step ", True),
+        (1e-9, "1.3e-08", "the loss stayed at 9, not below that of a constant output.", False),
     ],
 )
-def test_a_rate_is_judged_by_what_gradient_descent_does_on_a_quadratic(top, lr, said):
-    text = judge_rate(with_extremes(top), lr, "n.py:p")
-    assert re.match(said, text), text
-    assert (abs((1 - lr * top) ** 50) <= 1 + 1e-9) == ("Next: " not in text)  # 50 steps on ½·top·x²
+def test_a_rate_is_judged_by_a_trial_beside_the_limit_of_a_quadratic(run, lr, product, ending, helps):
+    result = run("measure", "net.py:mirrored", "--lr", lr)
+    text = shown(result)
+    assert f"lr·‖H‖ = {product}; on a quadratic, plain gradient descent is stable up to 2. " in text
+    assert re.search(rf"\d+ trial steps on this batch at lr \S+: {re.escape(ending)}", text), text
+    assert result.stdout.endswith(f"Next: hessinit initialize net.py:mirrored --lr {lr:g}\n") == helps
+    assert (abs(1 - lr * 12.5) > 1) == helps  # the trial does as a quadratic
+    assert ("rate too high" in text or "the loss rose" in text) == helps, text
+
+
+def test_a_norm_without_a_limit_is_not_turned_into_a_rate():
+    for top, product in ((0, "0"), (math.inf, "inf")):
+        text = tell_rate(with_extremes(top), 0.1, "n.py:p", None, None)
+        assert text == f"lr·‖H‖ = {product}; on a quadratic, plain gradient descent is stable up to 2."
 
 
 def test_a_norm_that_was_only_bounded_judges_nothing_and_next_to_json_the_sentence_goes_to_stderr(run):
     report = make_three_layers()
     bound = replace(report.network.top, converged=False, reason=ONLY_BOUNDED)
-    bounded = judge_rate(replace(report, network=replace(report.network, top=bound)), 0.01, "n.py:p")
-    assert bounded == "lr = 0.01: the network's ‖H‖ was not measured, only bounded (network=False)."
+    bounded = replace(report, network=replace(report.network, top=bound))
+    assert tell_rate(bounded, 0.01, "n.py:p", None, None) == (
+        "lr = 0.01: the network's ‖H‖ was not measured, only bounded (network=False)."
+    )
     result = run("measure", "net.py:regression", "--lr", "0.1", "--json")
     assert CurvatureReport.from_json(result.stdout).to_json() == result.stdout
     assert result.stderr.startswith("lr·‖H‖ = 1.25; ")
@@ -161,29 +170,32 @@ def test_measure_shows_the_rates_of_the_optimizer_instead_of_gradient_descent_s(
     result = run("measure", problem, *options.split(), "--html", "r.html", "--save", "r.json")
     assert result.exit_code == 0
     rate = load("r.json").rates.learning_rate
-    shown = f"For SGD(momentum=0.5): learning rate {rate:.2g}, unstable above 0.24"
-    assert shown in " ".join(result.stdout.split())
-    assert "lr = 0.2 is stable" in result.stdout  # its own rate is judged
+    rates = f"For SGD(momentum=0.5): learning rate {rate:.2g}; on a quadratic, unstable above 0.24"
+    assert rates in shown(result)
+    # Its own rate is judged.
+    assert re.search(r"\d+ trial steps on this batch at lr 0\.2: the loss fell from 9\.75 to", shown(result))
     page = (folder / "r.html").read_text(encoding="utf-8")
     assert "Learning rates of SGD(momentum=0.5) with these weights" in page
     assert "radient descent" not in result.stdout + page.partition("<script")[0]
     assert load("r.json").rates.stable_learning_rate == pytest.approx(0.24)
-    assert "unstable above 0.24" in run("show", "r.json").stdout
+    assert "on a quadratic, unstable above 0.24" in shown(run("show", "r.json"))
 
 
 def test_without_an_optimizer_the_rates_are_of_plain_gradient_descent_and_adam_is_mentioned(run, folder):
-    shown = " ".join(run("measure", "net.py:regression", "--html", "r.html").stdout.split())
-    assert "Plain gradient descent is unstable above lr = 2/‖H‖ = 0.16" in shown
-    assert "For momentum and Adam, see advise." in shown
+    text = shown(run("measure", "net.py:regression", "--html", "r.html"))
+    assert (
+        "On a quadratic of this curvature, plain gradient descent diverges above lr = 2/‖H‖ = 0.16." in text
+    )
+    assert "A network is not a quadratic: advise tries rates, also for momentum and Adam." in text
     page = (folder / "r.html").read_text(encoding="utf-8")
     assert "Learning rates of plain gradient descent with these weights" in page
 
 
 COMMANDS = {
     "track": "--lr 0.01 --steps 10",
-    "initialize": "--lr 0.01 --trial-steps 3",
-    "compare": "--steps 10 --seeds 1 --workers 1 --schemes default --learning-rates 0.01",
-    "sweep": "--steps 10 --seeds 1 --workers 1 --stds 0.1",
+    "initialize": "--lr 0.03 --trial-steps 24",
+    "compare": "--steps 20 --seeds 1 --workers 1 --schemes default --learning-rates 0.03",
+    "sweep": "--steps 20 --seeds 1 --workers 1 --stds 0.5 --learning-rate 0.03",
 }
 
 

@@ -21,7 +21,7 @@ JSON_COMMANDS = [
     "initialize net.py:loud --target 2 --json",
     "track net.py:loud --lr 0.5 --steps 10 --batch-size 4 --json",
     f"compare net.py:loud --schemes default --learning-rates 0.01 {TRAINED} --json",
-    f"sweep net.py:loud --stds 0.1 {TRAINED} --json",
+    f"sweep net.py:loud --stds 0.5 --learning-rate 0.03 {TRAINED} --json",
 ]
 
 

@@ -118,7 +118,7 @@ SMALL = "--steps 10 --seeds 1 --workers 1"
         "initialize my.py:problem --lr 0.1 --json",
         "track my.py:problem --lr 0.1 --steps 10 --json",
         f"compare my.py:problem {SMALL} --schemes he --learning-rates 0.1 --json",
-        f"sweep my.py:problem {SMALL} --stds 0.1 --json",
+        f"sweep my.py:problem {SMALL} --stds 0.1 --learning-rate 0.3 --json",
     ],
 )
 def test_the_new_file_runs_as_it_is_with_every_command(run, command):

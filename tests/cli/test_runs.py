@@ -12,6 +12,7 @@ import pytest
 
 from hessinit import Comparison, Tracking, compare, load
 from hessinit.training.loop import train_and_track
+from result_examples import make_comparison, make_run
 
 from .conftest import interrupt
 
@@ -43,6 +44,34 @@ def test_workers_give_the_same_numbers_and_what_the_file_prints_is_shown_once(ru
     together = run(*command, "--workers", 2)
     assert together.stderr == "the file is run\n"
     assert read(together) == read(run(*command, "--workers", 1))
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["compare --schemes default,he --learning-rates 1e-6", "sweep --stds 0.1,0.01 --learning-rate 1e-6"],
+)
+def test_where_nothing_learns_the_first_line_says_so_and_the_command_ends_with_1(run, folder, command):
+    verb, *options = f"{command} --steps 10 --batch-size 4 --seeds 1 --workers 1 --save c.json".split()
+    result = run(verb, "net.py:problem", *options)
+    assert (result.exit_code, result.stderr.splitlines()) == (
+        1, ["Wrote c.json.", "Nothing learned: the result says more."],
+    )  # fmt: skip
+    assert result.stdout.startswith("No scheme learns at lr 1.0e-06: every loss ends no lower than ")
+    assert "other learning rates" in " ".join(result.stdout.partition("\n\n")[0].split())
+    with pytest.raises(ValueError, match="no scheme learns"):
+        _ = load(folder / "c.json").best
+
+
+def test_the_exit_status_is_that_of_the_first_line_where_only_one_seed_learns(run, monkeypatch):
+    runs = [
+        make_run("he", 0.1, seed, final, outcome=outcome)
+        for seed, (final, outcome) in enumerate([(1.0, "learned"), (1.99, "did not learn")])
+    ]
+    found = make_comparison({("he", 0.1): (1.0, 1.99)}, runs=tuple(runs))
+    monkeypatch.setattr("hessinit.compare", lambda *arguments, **keywords: found)
+    result = run("compare", "net.py:problem", "--workers", 1)
+    assert result.stdout.startswith("No scheme learns at lr 0.1")
+    assert (result.exit_code, result.stderr) == (1, "Nothing learned: the result says more.\n")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")

@@ -189,8 +189,10 @@ def test_what_is_of_another_kind_or_not_plain_is_refused_and_a_list_is_loaded(tm
     "path", [*sorted((RECORDS / "paper").glob("*.json")), RECORDS / "arena" / "relu-3.json"]
 )
 def test_committed_records_load(path: Path) -> None:
-    later = '  "constant_loss": null,\n'  # of a comparison, which older files do not have
-    assert hessinit.load(path).to_json().replace(later, "") == path.read_text(encoding="utf-8")
+    text = hessinit.load(path).to_json()
+    for later in ('  "constant_loss": null,\n', ', "outcome": ""'):  # of a comparison, not in older files
+        text = text.replace(later, "")
+    assert text == path.read_text(encoding="utf-8")
 
 
 def test_a_log_of_json_lines_with_a_broken_line_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,16 +68,36 @@ def test_schemes_and_rates_that_were_not_compared_are_refused() -> None:
         compared().loss("he", 0.2)
 
 
-def test_a_scheme_that_stays_at_the_loss_of_a_constant_prediction_is_not_the_best() -> None:
-    table = compared(constant_loss=0.8)
-    assert [table.learns("he", rate) for rate in (0.01, 0.1)] == [False, True]  # 0.75 is below 0.76
-    assert (table.trains("lsuv", 0.01), table.best) == (True, ("lsuv", 0.01))
-    alone = compared(schemes=("he",), learning_rates=(0.1,), constant_loss=0.78)
-    assert alone.trains("he", 0.1)
-    assert not alone.learns("he", 0.1)
+def test_a_scheme_that_does_not_learn_with_every_seed_is_not_the_best() -> None:
+    outcomes = {("lsuv", 0.01, 1): "did not learn", ("he", 0.1, 0): "learned"}
+    runs = tuple(
+        replace(run, outcome=outcomes.get((run.scheme, run.learning_rate, run.seed), ""))
+        for run in compared().runs
+    )
+    table = compared(runs=runs, constant_loss=0.8)
+    assert (table.trains("lsuv", 0.01), table.learns("lsuv", 0.01)) == (True, False)
+    assert [table.learns("he", rate) for rate in (0.01, 0.1)] == [False, True]  # one seed of 0.01 diverged
+    assert (table.loss("lsuv", 0.01), table.loss("he", 0.1)) == (0.25, 0.75)
+    assert table.best == ("he", 0.1)
+    alone = compared(schemes=("lsuv",), runs=runs)
+    assert not alone.learns("lsuv", 0.01)
     with pytest.raises(ValueError, match="no scheme learns with every seed at any rate"):
         alone.best
-    negative = compared(constant_loss=-1.0)  # of a likelihood
-    assert not negative.learns("lsuv", 0.01)
-    assert compared(constant_loss=None).learns("he", 0.1)
-    assert Comparison.from_json(table.to_json()).constant_loss == 0.8
+    assert Comparison.from_json(table.to_json()) == table
+    assert [run.outcome for run in Comparison.from_json(table.to_json()).runs_of("lsuv", 0.01)] == [
+        "", "did not learn", "",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("constant", [0.0, 1000.0, -1000.0])
+def test_nothing_that_is_concluded_depends_on_a_constant_in_the_loss(constant: float) -> None:
+    runs = tuple(
+        replace(run, first_loss=run.first_loss + constant, final_loss=run.final_loss + constant)
+        for run in compared().runs
+    )
+    table = compared(runs=runs, constant_loss=1.9 + constant)
+    assert table.best == ("lsuv", 0.01)
+    for scheme in ("he", "lsuv"):
+        assert table.best_rate(scheme) == compared().best_rate(scheme)
+        for rate in (0.01, 0.1):
+            assert table.learns(scheme, rate) == compared().learns(scheme, rate)

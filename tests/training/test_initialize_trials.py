@@ -191,15 +191,66 @@ def test_an_optimizer_may_be_a_function() -> None:
     assert (alone.optimizer, alone.target) == ("momentum", pytest.approx(alone.kappa * 0.2 / 0.05))
 
 
-def test_one_batch_tests_survival_only() -> None:
+def test_one_batch_tells_who_learns_and_the_fitted_weights_win() -> None:
     result = initialize_(normalized(), LOSS, BATCH, lr=0.1, data=[BATCH], trial_steps=6)
-    assert any("one batch" in note and "survival only" in note for note in result.notes)
-    assert (result.trials[0].name, result.converged) == ("hessinit", True)
+    assert "The race had one batch: it tells which candidates learn, not which learns best." in result.notes
+    winner = result.trials[0]
+    assert (winner.name, winner.outcome, result.converged) == ("hessinit", "learned", True)
     # From the rate that the curvature suggests downwards: the lowest one would always survive.
     suggested = initialize_(normalized(), LOSS, BATCH, lr="auto").lr
     auto = initialize_(normalized(), LOSS, BATCH, lr="auto", data=[BATCH], trial_steps=6)
     assert auto.chose_lr
+    assert auto.trials[0].outcome == "learned"
     assert suggested / 4 < auto.lr < 2 * suggested
+
+
+def test_a_rate_above_the_limit_of_a_quadratic_is_explained_in_one_sentence() -> None:
+    result = initialize_(normalized(), LOSS, BATCH, lr=0.1, report=True)
+    assert result.after.stable_learning_rate < 0.1 < result.survival.lr
+    limit = "On a quadratic of this curvature, plain gradient descent diverges above lr = 2/‖H‖ = "
+    why = (
+        "lr 0.1 is above that on purpose: the curvature of a network falls in the first steps, and the trial "
+    )
+    shown = " ".join(str(result).split())
+    assert limit in shown
+    assert shown.index(f"{why}learned.") > shown.index(limit)
+    idle = replace(result.survival, outcome="did not learn")
+    assert f"{why}did not diverge." in replace(result, survival=idle).verdict
+    # A scheme that won a race has no other trial.
+    won = replace(result.survival, name="orthogonal")
+    assert f"{why}learned." in replace(result, survival=None, trials=(won,)).verdict
+    assert "on purpose" not in replace(result, lr=result.after.stable_learning_rate).verdict
+    assert "on purpose" not in replace(result, survival=None).verdict
+
+
+def hopeless() -> nn.Sequential:
+    """Thirty sigmoid layers: every example gives the same output, whatever the weights."""
+    torch.manual_seed(0)
+    hidden = [part for _ in range(30) for part in (nn.Linear(64, 64), nn.Sigmoid())]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize(
+    ("lr", "data"),
+    [("auto", DATA), (0.01, DATA), ("auto", [BATCH]), (0.01, [BATCH]), ("auto", None)],
+    ids=["auto", "race", "auto on one batch", "race on one batch", "auto without data"],
+)
+def test_at_chance_level_nobody_wins_and_nothing_is_written(lr: Any, data: Any) -> None:
+    model = hopeless()
+    before = snapshot(model, LOSS, DATA)
+    with pytest.warns(ConvergenceWarning, match="Nothing learned in trials of up to"):
+        result = initialize_(model, LOSS, BATCH, lr=lr, data=data, optimizer="adamw", trial_steps=3)
+    assert differences(before, snapshot(model, LOSS, DATA)) == []
+    assert (result.learned, result.converged, result.applied) == (False, False, False)
+    assert (result.lr, result.scheme) == (None if lr == "auto" else lr, "keep")
+    assert not any(trial.outcome == "learned" for trial in result.trials)
+    first = " ".join(str(result).partition("\n\n")[0].split())
+    assert first.startswith("Nothing learned in trials of up to ")
+    assert "and nothing was written. What may help: normalization layers, residual connections" in first
+    assert "won" not in str(result).split()
+    assert "inf" not in str(result).split()
+    with pytest.raises(ValueError, match="there are no weights to save"):
+        result.save_weights("never.safetensors")
 
 
 STRANGER = nn.Linear(2, 2)

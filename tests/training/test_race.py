@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hessinit.errors import ProblemError
+from hessinit.measurement.loss_range import UNKNOWN, LossRange
 from hessinit.training import race
 from hessinit.training.race import Candidate, race_, read_race_data, survives
 
@@ -87,6 +88,10 @@ def read(data: tuple[Tensor, Tensor], steps: int = 9, size: int = 8) -> race.Rac
     return read_race_data(data, (data[0][:size], data[1][:size]), steps)
 
 
+# Of a cross-entropy on three classes that come about equally often, and on the twelve of `tokens`.
+THREE, TWELVE = LossRange(constant=math.log(3), free=0.0), LossRange(constant=math.log(12), free=0.0)
+
+
 def with_gradients(model: nn.Module) -> nn.Module:
     for number, parameter in enumerate(model.parameters()):
         parameter.grad = torch.full_like(parameter, number) if number % 2 else None
@@ -122,10 +127,11 @@ def test_the_winner_leaves_its_initial_weights_and_the_better_half_goes_on() -> 
     tries = candidates(model, 0.0, 1.0, 30.0, 3.0, 0.1)
     trials = race_(
         model, nn.CrossEntropyLoss(), read(images(), steps=18), tries, optimizer="sgd", steps=18,
-        on_step=lambda *step: told.append(step),
+        loss_range=THREE, on_step=lambda *step: told.append(step),
     )  # fmt: skip
     assert [trial.steps for trial in trials] == [18, 18, 12, 6, 6]
     assert trials[0].score < trials[1].score
+    assert trials[0].outcome == "learned"
     assert not trials[0].reason
     assert [trial.reason for trial in trials[2:]] == [f"dropped after {n} steps" for n in (12, 6, 6)]
     assert trials[0].score == pytest.approx(sum(trials[0].losses[-6:]) / 6)
@@ -141,7 +147,7 @@ def test_a_candidate_that_waits_goes_on_as_if_it_had_not(optimizer: str) -> None
     data, truth = read(images(), steps=12), copy.deepcopy(model)
     trials = race_(
         model, nn.CrossEntropyLoss(), data, candidates(model, 1.0, 0.5, lr=0.02), optimizer=optimizer,
-        momentum=0.8, steps=12,
+        momentum=0.8, steps=12, loss_range=THREE,
     )  # fmt: skip
     losses = []
     stepper = (
@@ -163,7 +169,9 @@ def test_equal_candidates_train_alike_and_the_first_wins(training: bool) -> None
     model, loss = with_gradients(Attention()).train(training), SmoothedLoss()
     tries = candidates(model, 1.0, 1.0, 1.0, lr=0.01)
     runs = [
-        race_(model, loss, read(tokens(80), 24), tries, optimizer="adam", steps=24, seed=seed)
+        race_(
+            model, loss, read(tokens(80), 24), tries, optimizer="adam", steps=24, seed=seed, loss_range=TWELVE
+        )
         for seed in (0, 0, 1)
     ]
     assert runs[0] == runs[1] != runs[2]
@@ -174,13 +182,17 @@ def test_equal_candidates_train_alike_and_the_first_wins(training: bool) -> None
     assert model.training == training
 
 
-def test_weights_that_blow_up_are_out_and_a_failed_start_says_why() -> None:
+@pytest.mark.parametrize("loss_range", [THREE, UNKNOWN])
+def test_weights_that_blow_up_are_out_and_a_failed_start_says_why(loss_range: LossRange) -> None:
     def fail() -> None:
         raise ProblemError("no weight to scale")
 
     model = convolutional()
     tries = [*candidates(model, 1.0, lr=1e9), Candidate("lsuv", 0.1, fail), *candidates(model, 0.5)]
-    trials = race_(model, nn.CrossEntropyLoss(), read(images(), 18), tries, optimizer="sgd", steps=18)
+    trials = race_(
+        model, nn.CrossEntropyLoss(), read(images(), 18), tries, optimizer="sgd", steps=18,
+        loss_range=loss_range,
+    )  # fmt: skip
     assert [trial.name for trial in trials] == ["times 0.5", "times 1", "lsuv"]
     assert [trial.survived for trial in trials] == [True, False, False]
     assert trials[1].reason.startswith("diverged")
@@ -254,17 +266,58 @@ def test_scoring_on_held_out_batches_changes_no_training() -> None:
     assert with_score.score != without.score
 
 
-def test_one_batch_tests_survival_only() -> None:
+def test_one_batch_tells_who_survives_and_learns_and_the_first_of_them_wins() -> None:
     model, (inputs, targets) = convolutional(), images(8)
     data = read_race_data((inputs, targets), (inputs, targets), 12)
     assert (data.different, data.held_out) == (1, ())
     tries = [
         *candidates(model, 1.0, lr=1e9),
         *candidates(model, 0.9, lr=1e-6),
+        *candidates(model, 1.0, lr=0.2),
         *candidates(model, 1.0, lr=0.3),
     ]
-    trials = race_(model, nn.CrossEntropyLoss(), data, tries, optimizer="sgd", steps=12)
-    assert [trial.lr for trial in trials] == [1e-6, 0.3, 1e9]
+
+    def race(*given: Candidate, loss_range: LossRange = THREE) -> list[race.Trial]:
+        return race_(
+            model, nn.CrossEntropyLoss(), data, given, optimizer="sgd", steps=12, loss_range=loss_range
+        )
+
+    blown, idle, slow, fast = tries
+    first = race(*tries)
+    assert [(trial.lr, trial.outcome) for trial in first[:2]] == [(0.2, "learned"), (0.3, "learned")]
+    assert first[0].score > first[1].score  # who fits one batch best is not who learns best
+    assert (first[-1].lr, first[-1].survived) == (1e9, False)
+    assert race(fast, slow)[0].lr == 0.3
+    slower = candidates(model, 1.0, lr=0.02)[0]  # learns, and less than half as much
+    last = race(slower, fast)
+    assert [(trial.lr, trial.outcome) for trial in last] == [(0.3, "learned"), (0.02, "learned")]
+    second = race(blown, idle)
+    assert [(trial.lr, trial.outcome) for trial in second] == [(1e-6, "did not learn"), (1e9, "diverged")]
+    assert second[0].steps == 48  # four times as long, as nobody had learned
+    unknown = race(blown, idle, loss_range=UNKNOWN)
+    assert [trial.survived for trial in unknown] == [True, False]
+
+
+@pytest.mark.parametrize("different", [1, 9])
+def test_noise_at_the_loss_of_a_constant_output_wins_nothing(different: int) -> None:
+    """Targets that the inputs do not tell: the order of the losses is chance, and nobody has learned."""
+    model, data = nn.Linear(4, 2), torch.Generator().manual_seed(0)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    inputs, targets = torch.randn(72, 4, generator=data), torch.arange(72) % 2
+    batches = [(inputs[at::9], targets[at::9]) for at in range(different)]
+    tries = [Candidate(str(lr), lr, lambda: None) for lr in (1e-4, 3e-4, 1e-3)]
+    orders = [
+        race_(
+            model, nn.CrossEntropyLoss(), read_race_data(one, None, 12), tries, optimizer="sgd", steps=12,
+            loss_range=LossRange(constant=math.log(2), free=0.0),
+        )
+        for one in (batches, batches[::-1])
+    ]  # fmt: skip
+    for trials in orders:
+        assert [trial.outcome for trial in trials] == ["did not learn"] * 3
+        assert [trial.name for trial in trials] == ["0.0001", "0.0003", "0.001"]
+        assert [trial.steps for trial in trials[:2]] == [48, 12]
 
 
 class Once(IterableDataset[Any]):
@@ -331,9 +384,9 @@ def test_survival_is_told_and_everything_is_put_back() -> None:
     torch.manual_seed(0)
     model, loss = with_gradients(convolutional()), SmoothedLoss()
     before, batch = bits(model, loss), images(32)
-    options: dict[str, Any] = {"optimizer": "sgd", "ceiling": math.log(3)}
+    options: dict[str, Any] = {"optimizer": "sgd", "loss_range": THREE}
     good, bad = (survives(model, loss, batch, lr=lr, **options) for lr in (0.1, 300.0))
-    assert good.survived
+    assert (good.survived, good.outcome) == (True, "learned")
     assert good.steps == len(good.losses) == 24
     assert good.score < good.losses[0]
     assert not bad.survived
@@ -341,15 +394,18 @@ def test_survival_is_told_and_everything_is_put_back() -> None:
     assert bits(model, loss) == before
 
 
-def test_a_loss_that_climbs_back_below_that_of_a_zero_output_survives() -> None:
+def test_a_climb_is_measured_by_what_the_loss_can_gain() -> None:
     model, x = nn.Linear(1, 1, bias=False), torch.ones(4, 1)
     nn.init.constant_(model.weight, 1.1)
-    options: dict[str, Any] = {"optimizer": "sgd", "lr": 1.05}  # the error grows by 1.1 a step
-    trials = [
-        survives(model, nn.MSELoss(), (x, x), ceiling=ceiling, **options) for ceiling in (1.0, math.nan)
-    ]
-    assert [trial.survived for trial in trials] == [trials[0].losses[-4] < 1.05, False]
-    assert "the loss stays near" in trials[1].reason
+    options: dict[str, Any] = {"optimizer": "sgd", "lr": 1.001}  # the error grows by 1.002 a step
+    ranges = [LossRange(constant=1.0, free=0.0), LossRange(constant=0.0, free=0.0), UNKNOWN]
+    trials = [survives(model, nn.MSELoss(), (x, x), loss_range=one, **options) for one in ranges]
+    rise = trials[0].losses[-4] / trials[0].losses[0] - 1
+    assert 0.05 < rise < 1.0
+    assert 0.01 * rise < 0.05  # 5 % of the height above the free outputs: of 1, not of 0.01
+    assert [trial.survived for trial in trials] == [True, False, False]
+    # The first stays far below a constant output, as weights do that were trained before.
+    assert [trial.outcome for trial in trials] == ["learned", "diverged", "diverged"]
 
 
 # --- Left as found ------------------------------------------------------------------------------------------

@@ -91,10 +91,9 @@ def _any_idle(comparison: Comparison) -> bool:
 
 def _name_chance(comparison: Comparison) -> str:
     chance = comparison.constant_loss
-    if chance is None:
-        return "that of a constant output"
-    first = "the first one or " * any(run.first_loss < chance for run in comparison.runs)
-    return f"{first}that of a constant output ({w.format_number(chance)})"
+    loss = "" if chance is None else f" ({w.format_number(chance)})"
+    begins_below = chance is not None and any(run.first_loss < chance for run in comparison.runs)
+    return f"{'the first one or ' * begins_below}that of a constant output{loss}"
 
 
 def any_learns(comparison: Comparison) -> bool:

@@ -318,8 +318,9 @@ def _bound_rates(report: CurvatureReport) -> str:
             f"{w.format_number(2 / most, 2)} and diverges above {highest}."
         )
     return (
-        f"The network was not measured (network=False): its ‖H‖ is at least {least}, so 2/‖H‖ is at most "
-        f"{highest}. Measure the network to know this limit."
+        f"The network was not measured (network=False): its ‖H‖ is at least {least}"
+        + f", so 2/‖H‖ is at most {highest}" * (network.norm > 0)
+        + ". Measure the network to know this limit."
     )
 
 

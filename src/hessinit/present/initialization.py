@@ -126,18 +126,15 @@ def _was_not_finite(result: Initialization) -> bool:
 
 
 def _reconcile(result: Initialization) -> list[str]:
-    """Why a rate above the stability limit of a quadratic is meant, where a trial learned at it."""
-    trial, after = result.survival, result.after
-    if result.lr is None or after is None or trial is None or trial.outcome != LEARNED:
+    """Why a rate above the stability limit of a quadratic is meant, where a trial survived it."""
+    trial, after = result.survival or next(iter(result.trials), None), result.after
+    if after is None or trial is None or not trial.survived or result.optimizer != "sgd" or not result.lr:
         return []
-    if result.optimizer != "sgd" or not has_rates(after) or result.lr <= after.stable_learning_rate:
+    if not has_rates(after) or result.lr <= after.stable_learning_rate:
         return []
-    return [
-        (
-            f"lr {w.format_number(result.lr)} is above that on purpose: the curvature of a network falls in "
-            "the first steps, and the trial learned."
-        )
-    ]
+    why = "the curvature of a network falls in the first steps, and the trial "
+    why += "learned" if trial.outcome == LEARNED else "did not diverge"
+    return [f"lr {w.format_number(result.lr)} is above that on purpose: {why}."]
 
 
 def _race_chart(result: Initialization) -> list[doc.LineChart]:

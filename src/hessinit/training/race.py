@@ -27,7 +27,7 @@ from hessinit.problem.preserve import (
 )
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import all_finite
-from hessinit.results.initialization import DIVERGED, LEARNED, Trial
+from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop
 from hessinit.training.data import copy_to, device_of, generator, read_data, seed_everything
 from hessinit.training.trial import LEAST_FALL, LONGER, judge
@@ -101,9 +101,9 @@ def race_(
 
     All see the same batches in the same order, and the same random numbers. After each third of the steps the
     better half goes on, at least two. A candidate is out where it diverged (`judge`). With one batch, where
-    losses tell who fits it best and not who learns, all that learned are equal, in the order given. If no
-    finalist has learned, the best one goes on, four times as long. Where all finalists are out, those that
-    were dropped are trained to the end in turn.
+    losses tell who fits it best and not who learns, all that learned are equal, in the order given, but for
+    those that fell less than half as far as the best. If no finalist has learned, the best one goes on, four
+    times as long. Where all finalists are out, those that were dropped are trained to the end in turn.
 
     The score is the mean loss of the last third. The winner is the first. If it did not survive, nobody has,
     and the old weights are back. All but the weights is left as found; whatever is raised, the weights are,
@@ -121,9 +121,8 @@ def race_(
                 trainer.train(run, end)
             stay = _better_half(len(alive)) if end < steps else len(alive)
             alive = [run for run in alive if run.survived]
-            alive.sort(key=trainer.rank)
-            if end == steps:
-                alive.sort(key=lambda run: run.outcome != LEARNED)
+            lowest = min((run.score for run in alive), default=math.nan)
+            alive.sort(key=lambda run: (end == steps and run.outcome != LEARNED, trainer.rank(run, lowest)))
             for run in alive[stay:]:
                 run.leave(f"dropped after {end} steps")
             alive = alive[:stay]
@@ -138,9 +137,8 @@ def race_(
                 if run.survived:
                     trainer.train(run, end)
             alive = [run] if run.survived else []
-        others = sorted((run for run in runs if run not in alive), key=_Run.order)
         found.chosen = alive[0].initial if alive else None
-        return [run.trial() for run in (*alive, *others)]
+        return [run.trial() for run in dict.fromkeys([*alive, *sorted(runs, key=_Run.order)])]
 
 
 @torch.inference_mode(False)
@@ -228,17 +226,19 @@ class _Trainer:
             self.planned += count * length
             count = _better_half(count)
 
-    def rank(self, run: _Run) -> float:
-        """The score, with the handicap; all that have learned next to nothing so far are equal."""
+    def rank(self, run: _Run, lowest: float) -> float:
+        """The score, with the handicap; all that have learned next to nothing so far are equal.
+
+        With one batch, so are those that fell at least half as far as the one with the `lowest` score.
+        """
         if self.data.different == 1:
-            return float(run.outcome != LEARNED)
-        gain = self.loss_range.gain(math.inf)
-        fall = self.loss_range.constant - run.score
-        if math.isnan(gain):
-            return run.score
-        if fall <= LEAST_FALL * gain:
-            return self.loss_range.constant
-        return run.score + run.candidate.handicap * fall
+            return float(run.outcome != LEARNED or run.score > (self.loss_range.constant + lowest) / 2)
+        if self._is_below_constant(run):
+            return run.score + run.candidate.handicap * (self.loss_range.constant - run.score)
+        return run.score if math.isnan(self.loss_range.gain(math.inf)) else self.loss_range.constant
+
+    def _is_below_constant(self, run: _Run) -> bool:
+        return run.score < self.loss_range.left_after(LEAST_FALL, math.inf)  # False where that is not known
 
     def start(self, candidate: Candidate) -> _Run:
         reason = ""
@@ -274,8 +274,9 @@ class _Trainer:
             run.losses += losses
             self.model.zero_grad(set_to_none=True)
             run.optimizer, run.state = optimizer, ModelState(self.model, self.loss, self.forward)
-        finite = all(map(math.isfinite, run.scored))
-        run.outcome = judge(run.losses, self.loss_range) if finite else DIVERGED
+        run.outcome = judge(run.losses, self.loss_range) if all(map(math.isfinite, run.scored)) else DIVERGED
+        if run.outcome == DID_NOT_LEARN and self._is_below_constant(run):
+            run.outcome = LEARNED  # as the weights had before the race
         if run.outcome == DIVERGED:
             where = f"within {end} steps" if math.isfinite(losses[-1]) else f"at step {len(run.losses)}"
             run.leave(f"diverged {where}", survived=False)

@@ -70,13 +70,14 @@ def judge(losses: Sequence[float], loss_range: LossRange = UNKNOWN) -> str:
 def _rises(losses: Sequence[float], last: int, level: float, loss_range: LossRange) -> bool:
     first = losses[0]
     height = loss_range.height(first)
-    if level > first + FAR * height:
+    # Without a range a chaotic training hides its height in its noise, but begins far below all that follows.
+    least = min(losses[1:], default=first) if math.isnan(height) else level
+    if least > first + FAR * (abs(first) if math.isnan(height) else height):
         return True
+    margin = 0.0 if math.isnan(height) else LEAST_RISE * height
     noise = noise_of(losses[: last + 1])
-    margin = 0.0
     if not math.isnan(height):
         noise = max(noise, noise_of(losses[-last:]))
-        margin = LEAST_RISE * height
     # Above the first loss, for a training that jumps at once; and above the mean of the first few, which is
     # known better, for one that climbs slowly. The first mini-batch may be an easy one.
     for count in {1, max(1, min(last, len(losses) - last))}:
