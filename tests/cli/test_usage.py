@@ -75,7 +75,7 @@ WRONG = [
     ("compare net.py:problem --schemes hee", "Error: --schemes hee is unknown; .* Did you mean 'he'"),
     ("compare net.py:problem --learning-rates a,b", "for '--learning-rates': 'a,b' must be numbers separ"),
     ("compare net.py:one_model --batch-size 4 --steps 10 --workers 1", "build.* returned the same model twi"),
-    ("sweep net.py:problem --stds 0.1 --stds 0.1", "--stds 0.1,0.1 must hold some numbers, each once"),
+    ("sweep net.py:problem --stds 0.1 --stds 0.1", "--stds 0.1,0.1 must be a list of numbers, each once"),
     ("reproduce table-9", "'table-9' is unknown; choose from 'table-1',"),
     ("reproduce table-2 --data-dir nowhere", "nowhere"),
     ("reproduce table-2 --data digits --folder net.py", "--folder net.py/table-2-digits cannot be used"),
