@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from hessinit.curvature.preconditioner import part_of
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
-from hessinit.problem.batches import Batch
+from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.preserve import ModelState, untouched_model
 from hessinit.problem.problem import Forward, Loss
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
@@ -235,8 +235,20 @@ def _accepts_half(setting: TrialSetting) -> bool:
 
 def _pieces(batches: Sequence[Batch], halves: bool, seed: int) -> Iterator[Batch]:
     source = generator(seed, "halves")
+    order = _own_order(batches[0], seed) if halves else torch.arange(0)
     for batch in itertools.cycle(batches):
         if halves and batch.size >= 4:
-            yield part_of(batch, torch.randperm(batch.size, generator=source)[: batch.size // 2])
+            yield part_of(batch, order[torch.randperm(batch.size, generator=source)[: batch.size // 2]])
         else:
             yield batch
+
+
+def _own_order(batch: Batch, seed: int) -> Tensor:
+    """An order of the examples that their inputs set, so that the halves do not depend on the given one."""
+    rows = [
+        tensor.detach().reshape(batch.size, -1).float()
+        for tensor in tensors_in(batch.inputs)
+        if tensor.ndim and len(tensor) == batch.size and not tensor.is_complex()
+    ]
+    keys = [row @ torch.randn(row.shape[1], generator=generator(seed, "order")).to(row) for row in rows]
+    return sum((key.cpu() for key in keys), torch.zeros(batch.size)).argsort(stable=True)
