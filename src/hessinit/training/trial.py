@@ -235,20 +235,26 @@ def _accepts_half(setting: TrialSetting) -> bool:
 
 def _pieces(batches: Sequence[Batch], halves: bool, seed: int) -> Iterator[Batch]:
     source = generator(seed, "halves")
-    order = _own_order(batches[0], seed) if halves else torch.arange(0)
     for batch in itertools.cycle(batches):
-        if halves and batch.size >= 4:
-            yield part_of(batch, order[torch.randperm(batch.size, generator=source)[: batch.size // 2]])
-        else:
-            yield batch
+        yield half_of(batch, source, seed) if halves and batch.size >= 4 else batch
 
 
-def _own_order(batch: Batch, seed: int) -> Tensor:
-    """An order of the examples that their inputs set, so that the halves do not depend on the given one."""
+def half_of(batch: Batch, source: torch.Generator, seed: int) -> Batch:
+    """A random half, whatever the order of the examples; a batch that is repeated as a whole counts once."""
+    order = _project(batch, batch.inputs, seed).argsort(stable=True)  # not by targets, which may be renamed
+    content = _project(batch, (batch.inputs, batch.targets), seed)[order]
+    is_new = content.diff(prepend=torch.tensor([math.inf])).abs() > 1e-6 * content.abs().max()
+    if len(is_new.cumsum(0).bincount()[1:].unique()) == 1:
+        order = order[is_new]
+    return part_of(batch, order[torch.randperm(len(order), generator=source)[: max(1, len(order) // 2)]])
+
+
+def _project(batch: Batch, part: Any, seed: int) -> Tensor:
+    """A number for each example: its content along a random direction."""
     rows = [
-        tensor.detach().reshape(batch.size, -1).float()
-        for tensor in tensors_in(batch.inputs)
-        if tensor.ndim and len(tensor) == batch.size and not tensor.is_complex()
+        (torch.view_as_real(one) if one.is_complex() else one).detach().reshape(batch.size, -1).float()
+        for one in tensors_in(part)
+        if one.ndim and len(one) % batch.size == 0
     ]
-    keys = [row @ torch.randn(row.shape[1], generator=generator(seed, "order")).to(row) for row in rows]
-    return sum((key.cpu() for key in keys), torch.zeros(batch.size)).argsort(stable=True)
+    keys = (row @ torch.randn(row.shape[1], generator=generator(seed, "order")).to(row) for row in rows)
+    return sum((key.cpu() for key in keys), torch.zeros(batch.size))
