@@ -103,10 +103,12 @@ def test_a_sweep_shows_losses_with_errors_over_the_curvature():
         (one_rate(a=(1.0,), b=(1.01,)), "a has the lowest final loss (one seed: no error bars): 1.00 at"),
         (one_rate(a=(1.0,), b=(1.01,), c=(INF,)), "1.01 at lr 0.1. c does not train with every seed at lr"),
         (one_rate(a=(1.0, 1.1), b=(None, None)), "a has the lowest final loss: 1.05 ± 0.05 at lr 0.1."),
-        # a: √(1/0.5 · 1) = 1.41; b diverges
+        # a: ((1 − 0.5) + 0)/2; b diverges
         (rates(a=(1.0, 0.1), b=(0.5, INF)),
-         "a trains wherever another scheme does (2 rates): its loss is 1.41× the lowest at each rate, on"),
-        (rates(a=(1.0, 0.1, INF), b=(1.5, 0.2, INF)), "does (2 rates): its loss is 1.00× the lowest"),
+         "a trains wherever another scheme does (2 rates): its loss is 0.25 above the lowest at each rate"),
+        # A constant in the loss changes nothing.
+        (rates(a=(-999.0, -999.9), b=(-999.5, INF)), "(2 rates): its loss is 0.25 above the lowest at each"),
+        (rates(a=(1.0, 0.1, INF), b=(1.5, 0.2, INF)), "does (2 rates): its loss is 0 above the lowest"),
         ({0.2: (1.0, 1.2), 0.1: (1.1, 1.3)}, "std 0.2 has the lowest final loss: 1.10 ± 0.10 at lr 0.1;"),
         ({0.2: (INF, 1.0, 1.0), 0.1: (1.0, 1.1, 1.2)}, "std 0.2 does not train with every seed at lr 0.1."),
     ],

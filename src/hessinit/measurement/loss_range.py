@@ -145,10 +145,12 @@ def _free_gain(loss_of: LossOf, output: Tensor, batch: Batch, constant: float) -
 def _lowest(value: Callable[[Tensor], Tensor], start: Tensor) -> float:
     """The lowest value; nan where it still falls as it did at first, as a linear function does."""
     solver = torch.optim.LBFGS([start.requires_grad_()], max_iter=_ITERATIONS, line_search_fn="strong_wolfe")
+    (gradient,) = torch.autograd.grad(value(start), start)
+    unit = float(gradient.abs().max()) or 1.0  # of the loss: the solver's tolerances are absolute
 
     def evaluate() -> Tensor:
         solver.zero_grad()
-        loss = value(start)
+        loss = value(start) / unit
         loss.backward()
         return loss
 

@@ -205,10 +205,9 @@ def _judge_depth(known: Mapping[str, Diagnostics], names: Mapping[str, str], inp
 
 def _judge_softmax(loss_of: LossOf, output: Tensor, batch: Batch) -> list[Finding]:
     """Whether outputs are probabilities already, and the loss applies a softmax to them once more."""
-    for dim in {min(1, output.ndim - 1), output.ndim - 1}:
+    for dim in {min(1, output.ndim - 1), output.ndim - 1} if output.ndim else ():
         sums = output.sum(dim, keepdim=True)
-        several = output.ndim and output.shape[dim] > 1
-        if not several or bool((output < 0).any()) or bool(((sums - 1).abs() > 1e-3).any()):
+        if output.shape[dim] < 2 or bool((output < 0).any()) or bool(((sums - 1).abs() > 1e-3).any()):
             continue
         # A softmax ignores what is added to all logits of an example.
         shifts = torch.arange(sums.numel()).to(sums).reshape(sums.shape) % 3
@@ -238,7 +237,7 @@ def _judge_shapes(loss_of: LossOf, output: Tensor, batch: Batch) -> list[Finding
         loss = float(loss_of(output, batch).detach())
         of_pairs = float(loss_of(output.expand(pairs), all_pairs).detach())
         intended = float(loss_of(output, own_target).detach())
-        if math.isclose(loss, of_pairs, rel_tol=1e-4) and not math.isclose(loss, intended, rel_tol=1e-4):
+        if abs(loss - of_pairs) < 0.01 * abs(loss - intended) > 1e-8 * abs(loss):  # above the rounding
             shapes = f"outputs of shape {tuple(output.shape)} and targets of shape {tuple(targets.shape)}"
             return [Finding(
                 kind="shapes", message=f"The loss compares every output with every target: {shapes}.",

@@ -115,19 +115,14 @@ def _name_robust(comparison: Comparison) -> list[str]:
     """Of the schemes that train wherever another one does, name the one nearest to the lowest losses."""
     best = {rate: best_scheme(comparison, rate) for rate in comparison.learning_rates}
     lowest = {rate: comparison.loss(scheme, rate) for rate, scheme in best.items() if scheme is not None}
-    if len(lowest) < 2 or len(comparison.schemes) < 2 or min(lowest.values()) <= 0:
-        return []
     robust = [s for s in comparison.schemes if all(comparison.learns(s, rate) for rate in lowest)]
-    times = {s: statistics.geometric_mean(comparison.loss(s, r) / lowest[r] for r in lowest) for s in robust}
-    if not times:
+    if len(lowest) < 2 or len(comparison.schemes) < 2 or not robust:
         return []
-    scheme = min(times, key=times.__getitem__)
-    return [
-        (
-            f"{w.shorten(scheme)} trains wherever another scheme does ({len(lowest)} rates): its loss is "
-            f"{w.format_ratio(times[scheme])}× the lowest at each rate, on average."
-        )
-    ]
+    # A difference: a ratio would depend on a constant in the loss.
+    above = {s: statistics.fmean(comparison.loss(s, r) - lowest[r] for r in lowest) for s in robust}
+    scheme = min(above, key=above.__getitem__)
+    average = f"its loss is {w.format_number(above[scheme])} above the lowest at each rate, on average"
+    return [f"{w.shorten(scheme)} trains wherever another scheme does ({len(lowest)} rates): {average}."]
 
 
 def _write_best(comparison: Comparison, scheme: str) -> str:

@@ -81,13 +81,12 @@ class RateSearch:
     def run(self) -> int:
         """The power of 2 of the best rate; `learned` says whether the network learns there."""
         best = 0
-        if self._falls(0) and self._is_better(1, 0):
-            while len(self.trials) < MOST_TRIALS and self._is_better(best + 1, best):
-                best += 1
-        else:
+        while self._falls(0) and len(self.trials) < MOST_TRIALS and self._is_better(best + 1, best):
+            best += 1
+        if not (best and self.learned):  # a network that a high rate has killed says nothing of lower rates
             while not self._is_settled(best) and len(self.trials) < MOST_TRIALS:
                 best -= 1
-        if len(self.trials) >= MOST_TRIALS:
+        if len(self.trials) >= MOST_TRIALS or not self.learned:
             best = min(self.trials, key=self._score)
         if self.trials[best].outcome not in (LEARNED, DIVERGED):
             rate = self.start * 2.0**best

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from hessinit.curvature.preconditioner import part_of
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
-from hessinit.problem.batches import Batch
+from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.preserve import ModelState, untouched_model
 from hessinit.problem.problem import Forward, Loss
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
@@ -237,7 +237,25 @@ def _accepts_half(setting: TrialSetting) -> bool:
 def _pieces(batches: Sequence[Batch], halves: bool, seed: int) -> Iterator[Batch]:
     source = generator(seed, "halves")
     for batch in itertools.cycle(batches):
-        if halves and batch.size >= 4:
-            yield part_of(batch, torch.randperm(batch.size, generator=source)[: batch.size // 2])
-        else:
-            yield batch
+        yield half_of(batch, source, seed) if halves and batch.size >= 4 else batch
+
+
+def half_of(batch: Batch, source: torch.Generator, seed: int) -> Batch:
+    """A random half, whatever the order of the examples; a batch that is repeated as a whole counts once."""
+    order = _project(batch, batch.inputs, seed).argsort(stable=True)  # not by targets, which may be renamed
+    content = _project(batch, (batch.inputs, batch.targets), seed)[order]
+    is_new = content.diff(prepend=torch.tensor([math.inf])).abs() > 1e-6 * content.abs().max()
+    if len(is_new.cumsum(0).bincount()[1:].unique()) == 1:
+        order = order[is_new]
+    return part_of(batch, order[torch.randperm(len(order), generator=source)[: max(1, len(order) // 2)]])
+
+
+def _project(batch: Batch, part: Any, seed: int) -> Tensor:
+    """A number for each example: its content along a random direction."""
+    rows = [
+        (torch.view_as_real(one) if one.is_complex() else one).detach().reshape(batch.size, -1).float()
+        for one in tensors_in(part)
+        if one.ndim and len(one) % batch.size == 0
+    ]
+    keys = (row @ torch.randn(row.shape[1], generator=generator(seed, "order")).to(row) for row in rows)
+    return sum((key.cpu() for key in keys), torch.zeros(batch.size))
