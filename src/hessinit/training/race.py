@@ -30,7 +30,7 @@ from hessinit.problem.validate import all_finite
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop
 from hessinit.training.data import copy_to, device_of, generator, read_data, seed_everything
-from hessinit.training.trial import LEAST_FALL, LONGER, half_of, judge
+from hessinit.training.trial import LEAST_FALL, LONGER, half_of, judge, own_order
 
 HOLD_OUT = 5  # batches are held out if there are at least this many, and then one in this many
 
@@ -155,8 +155,8 @@ def survives(
     """
     batches = [one for _, one in read_batches(batch)]
     source = generator(seed, "halves")
-    whole = itertools.islice(itertools.cycle(batches), steps)
-    halves = [half_of(one, source, seed) for one in whole]
+    whole = itertools.cycle([(one, own_order(one, seed)) for one in batches])
+    halves = [half_of(one, order, source) for one, order in itertools.islice(whole, steps)]
     for chosen in (halves, batches):
         data = RaceData(tuple(chosen), len(chosen))
         # Half of the examples may be no batch, as of a graph. The whole one then decides alone.

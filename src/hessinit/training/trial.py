@@ -104,7 +104,8 @@ class TrialSetting:
     forward: Forward | None
     seed: int
     state: ModelState
-    halves: bool  # whether a step takes half of the batch, drawn anew: it has the noise of a whole one
+    # Of the examples, where a step takes half of the batch, drawn anew: it has the noise of a whole one.
+    order: Tensor | None
     first: float  # the loss of the first batch before any step, nan if not known
     loss_range: LossRange
 
@@ -121,7 +122,7 @@ class TrialSetting:
             losses.append(value if losses or math.isnan(self.first) else self.first)
 
         def pairs() -> Iterator[tuple[Any, Any]]:
-            for batch in itertools.islice(_pieces(self.batches, self.halves, self.seed), steps):
+            for batch in itertools.islice(_pieces(self.batches, self.order, self.seed), steps):
                 if losses and not patient and self._is_lost(losses):
                     return
                 yield self._copy(batch)
@@ -192,12 +193,13 @@ def prepare_trials(
 ) -> Iterator[TrialSetting]:
     """Trials on halves of the batch; several batches, and one that cannot be halved, are taken whole."""
     with torch.inference_mode(False), torch.enable_grad(), untouched_model(model, loss, forward) as state:
-        setting = TrialSetting(model, loss, batches, forward, seed, state, False, math.nan, UNKNOWN)
+        setting = TrialSetting(model, loss, batches, forward, seed, state, None, math.nan, UNKNOWN)
         with contextlib.suppress(*_REFUSALS):
             setting = _look_at_loss(setting)
-        if len(batches) == 1:
+        if len(batches) == 1 and batches[0].size >= 4:
             with contextlib.suppress(*_REFUSALS):
-                setting = replace(setting, halves=_accepts_half(setting))
+                halves = replace(setting, order=own_order(batches[0], seed))
+                setting = halves if _accepts_half(halves) else setting
         yield setting
 
 
@@ -223,7 +225,7 @@ def _accepts_half(setting: TrialSetting) -> bool:
     The gradient of a mean by the outputs of a half is twice as large when the others are left out.
     """
     with setting.state.with_stand_ins(setting.seed):
-        output, batch = _output_of(setting, next(_pieces(setting.batches, True, setting.seed)))
+        output, batch = _output_of(setting, next(_pieces(setting.batches, setting.order, setting.seed)))
         value = setting.loss(output, batch.targets)
     free = output.detach().requires_grad_()
     half = part_of(Batch(free, batch.targets, batch.size), torch.arange(batch.size // 2))
@@ -234,20 +236,28 @@ def _accepts_half(setting: TrialSetting) -> bool:
     return bool(value.isfinite()) and not is_sum
 
 
-def _pieces(batches: Sequence[Batch], halves: bool, seed: int) -> Iterator[Batch]:
+def _pieces(batches: Sequence[Batch], order: Tensor | None, seed: int) -> Iterator[Batch]:
     source = generator(seed, "halves")
     for batch in itertools.cycle(batches):
-        yield half_of(batch, source, seed) if halves and batch.size >= 4 else batch
+        yield batch if order is None else half_of(batch, order, source)
 
 
-def half_of(batch: Batch, source: torch.Generator, seed: int) -> Batch:
-    """A random half, whatever the order of the examples; a batch that is repeated as a whole counts once."""
+def half_of(batch: Batch, order: Tensor, source: torch.Generator) -> Batch:
+    """Half of the examples in `order`, drawn at random."""
+    return part_of(batch, order[torch.randperm(len(order), generator=source)[: max(1, len(order) // 2)]])
+
+
+def own_order(batch: Batch, seed: int) -> Tensor:
+    """Indices of the examples, by content: random halves of them do not depend on the order in the batch.
+
+    A batch that is repeated as a whole counts once.
+    """
     order = _project(batch, batch.inputs, seed).argsort(stable=True)  # not by targets, which may be renamed
     content = _project(batch, (batch.inputs, batch.targets), seed)[order]
     is_new = content.diff(prepend=torch.tensor([math.inf])).abs() > 1e-6 * content.abs().max()
     if len(is_new.cumsum(0).bincount()[1:].unique()) == 1:
         order = order[is_new]
-    return part_of(batch, order[torch.randperm(len(order), generator=source)[: max(1, len(order) // 2)]])
+    return order
 
 
 def _project(batch: Batch, part: Any, seed: int) -> Tensor:
