@@ -31,6 +31,8 @@ from hessinit.training.data import copy_to, device_of, generator, seed_everythin
 Build = Callable[[float], Optimizer]
 
 STEPS = 32
+# Half of fewer examples may be far sharper than the batch.
+LEAST_HALVED = 16
 # What a forward or a loss raises on a batch that it was not made for.
 _REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)
 # Where the best trial has not learned yet, one of so many times the steps decides.
@@ -196,7 +198,7 @@ def prepare_trials(
         setting = TrialSetting(model, loss, batches, forward, seed, state, None, math.nan, UNKNOWN)
         with contextlib.suppress(*_REFUSALS):
             setting = _look_at_loss(setting)
-        if len(batches) == 1 and batches[0].size >= 4:
+        if len(batches) == 1 and batches[0].size >= LEAST_HALVED:
             with contextlib.suppress(*_REFUSALS):
                 halves = replace(setting, order=own_order(batches[0], seed))
                 setting = halves if _accepts_half(halves) else setting
