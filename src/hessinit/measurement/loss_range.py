@@ -24,7 +24,7 @@ LossOf = Callable[[Tensor, Batch], Tensor]
 # Outputs that are fitted one by one: the first examples stand for all, and there are at least two of them.
 _FITTED_OUTPUTS, _MOST_OUTPUTS = 2**20, 2**23
 _EXAMPLES = 64  # whose losses tell their standard deviation
-_ITERATIONS = 10
+_ITERATIONS = 6
 _STEADY = 0.5  # what the second half of the iterations may gain, relative to the first
 _ENDLESS = 1e12  # an output of this size was driven there by a loss without a lowest value
 
@@ -144,7 +144,10 @@ def _free_gain(loss_of: LossOf, output: Tensor, batch: Batch, constant: float) -
 
 def _lowest(value: Callable[[Tensor], Tensor], start: Tensor) -> float:
     """The lowest value; nan where it still falls as it did at first, as a linear function does."""
-    solver = torch.optim.LBFGS([start.requires_grad_()], max_iter=_ITERATIONS, line_search_fn="strong_wolfe")
+    solver = torch.optim.LBFGS(
+        [start.requires_grad_()], max_iter=_ITERATIONS, tolerance_grad=1e-3, tolerance_change=1e-4,
+        line_search_fn="strong_wolfe",
+    )  # fmt: skip
     (gradient,) = torch.autograd.grad(value(start), start)
     unit = float(gradient.abs().max()) or 1.0  # of the loss: the solver's tolerances are absolute
 
