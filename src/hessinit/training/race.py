@@ -22,8 +22,8 @@ from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import all_finite
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import loop
-from hessinit.training.data import copy_to, device_of, generator, read_data, seed_everything
-from hessinit.training.trial import LEAST_FALL, LONGER, half_of, judge
+from hessinit.training.data import copy_to, device_of, read_data, seed_everything
+from hessinit.training.trial import LEAST_FALL, LONGER, draw_halves, judge
 
 HOLD_OUT = 5  # batches are held out if there are at least this many, and then one in this many
 
@@ -149,9 +149,7 @@ def survives(
     `steps` training steps at most.
     """
     batches = [one for _, one in read_batches(batch)]
-    source = generator(seed, "halves")
-    whole = itertools.islice(itertools.cycle(batches), steps)
-    halves = [half_of(one, source, seed) for one in whole]
+    halves = [*itertools.islice(draw_halves(batches, seed), steps)]
     for chosen in (halves, batches):
         data = RaceData(tuple(chosen), len(chosen))
         with untouched_model(model, loss, forward) as found:

@@ -234,19 +234,26 @@ def _accepts_half(setting: TrialSetting) -> bool:
 
 
 def _pieces(batches: Sequence[Batch], halves: bool, seed: int) -> Iterator[Batch]:
+    halved = halves and batches[0].size >= 4
+    return draw_halves(batches, seed) if halved else itertools.cycle(batches)
+
+
+def draw_halves(batches: Sequence[Batch], seed: int) -> Iterator[Batch]:
+    """Random halves of the batches in turn, without end, whatever the order of the examples."""
     source = generator(seed, "halves")
-    for batch in itertools.cycle(batches):
-        yield half_of(batch, source, seed) if halves and batch.size >= 4 else batch
+    for batch, order in itertools.cycle([(batch, _own_order(batch, seed)) for batch in batches]):
+        drawn = torch.randperm(len(order), generator=source)[: max(1, len(order) // 2)]
+        yield part_of(batch, order[drawn])
 
 
-def half_of(batch: Batch, source: torch.Generator, seed: int) -> Batch:
-    """A random half, whatever the order of the examples; a batch that is repeated as a whole counts once."""
-    order = _project(batch, batch.inputs, seed).argsort(stable=True)  # not by targets, which may be renamed
-    content = _project(batch, (batch.inputs, batch.targets), seed)[order]
+def _own_order(batch: Batch, seed: int) -> Tensor:
+    """The examples in an order that the inputs set; a batch that is repeated as a whole counts once."""
+    place = _project(batch, batch.inputs, seed)
+    order = place.argsort(stable=True)
+    content = (place + _project(batch, batch.targets, seed + 1))[order]
     is_new = content.diff(prepend=torch.tensor([math.inf])).abs() > 1e-6 * content.abs().max()
-    if len(is_new.cumsum(0).bincount()[1:].unique()) == 1:
-        order = order[is_new]
-    return part_of(batch, order[torch.randperm(len(order), generator=source)[: max(1, len(order) // 2)]])
+    is_repeated = int(is_new.sum()) >= 4 and len(is_new.cumsum(0).bincount()[1:].unique()) == 1
+    return order[is_new] if is_repeated else order
 
 
 def _project(batch: Batch, part: Any, seed: int) -> Tensor:
