@@ -329,7 +329,10 @@ def test_progress_is_shown_on_a_terminal_only(
         ({"schemes": [problem.draw]}, "schemes holds <function draw .* in a mapping a function"),
         ({"schemes": {"one": 3}}, "schemes holds 3; a scheme is a name, such as 'he', or in a mapping"),
         ({"learning_rates": []}, r"learning_rates=\[\] must be a list of numbers, each once, such as"),
-        ({"learning_rates": 0.1}, r"learning_rates=0.1 must be a list of numbers, each once, such as \[0.01, 0.1\]"),
+        (
+            {"learning_rates": 0.1},
+            r"learning_rates=0.1 must be a list of numbers, each once, such as \[0.01, 0.1\]",
+        ),
         ({"learning_rates": [0.1, 0]}, "learning_rates=0 must be a finite number above 0"),
         ({"learning_rates": ["0.1"]}, "learning_rates='0.1' must be a finite number above 0"),
         ({"learning_rates": [0.1, 0.1]}, r"learning_rates=\[0.1, 0.1\] must be a list of numbers, each once"),

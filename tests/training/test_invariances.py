@@ -151,6 +151,23 @@ def test_no_order_of_the_examples_keeps_a_network_from_learning(optimizer: str, 
     assert rate == pytest.approx(first_advice(optimizer)[0], rel=ALIKE)
 
 
+@pytest.mark.parametrize("seed", [6, 11, 14])
+def test_a_search_that_starts_where_the_network_dies_goes_down(seed: int) -> None:
+    """It ends just below its first loss there, and at twice the rate by chance a little lower."""
+    advice = hessinit.advise(*plain().problem(), seed=seed)
+    assert advice.trials[-1].outcome != "learned"
+    assert advice.learning_rate == pytest.approx(first_advice("sgd")[0], rel=0.5)
+
+
+@pytest.mark.parametrize("variant", ["loss × 0.001", "loss × 1000", "another order", "the batch twice"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
+def test_a_flat_loss_is_advised_the_same_rate(optimizer: str, variant: str) -> None:
+    """Small steps are not lost in the rounding of weights; a batch that is given twice has no less noise."""
+    case = Case(lambda: network(nn.Softmax(1)), F.cross_entropy, digits())
+    rate, _ = advised(dict(variants(case))[variant], optimizer)
+    assert rate == pytest.approx(advised(case, optimizer)[0], rel=ALIKE)
+
+
 # --- assert_sound -----------------------------------------------------------------------------------------
 
 
@@ -280,6 +297,31 @@ def test_initial_weights_stay(lr: float | str, variant: str) -> None:
 def test_initial_weights_of_a_loss_with_small_gradients_stay(lr: float | str) -> None:
     for variant, case in variants(reconstruct()):
         check_initialized(reconstruct, case, lr, variant)
+
+
+class Spread(nn.Module):
+    """A mean and the logarithm of a variance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.hidden, self.both = nn.Linear(64, HIDDEN), nn.Linear(HIDDEN, 2)
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.both(torch.tanh(self.hidden(inputs)))
+
+
+def gaussian() -> Case:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.gaussian_nll_loss(outputs[:, :1], targets, outputs[:, 1:].exp())
+
+    return Case(Spread, loss, (digits()[0], digits()[0].mean(1, keepdim=True) - 0.3))
+
+
+def test_initial_weights_of_a_loss_that_goes_below_zero_stay() -> None:
+    for variant, case in variants(gaussian()):
+        check_initialized(gaussian, case, 0.02, variant)
 
 
 def test_present_weights_are_scaled_alike_where_targets_are_renamed() -> None:

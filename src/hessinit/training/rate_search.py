@@ -39,7 +39,8 @@ def search_rate(
     step moves the weights by a fixed part of their length; it is one that was tried, or lies between two.
     """
     part = part_of_length(optimizer)
-    moved = setting.first_move(build, 1e-3 * part)
+    # A step that is lost in the rounding of the weights has no length.
+    moved = setting.first_move(build, best if 0 < best < math.inf else 1.0)
     search = RateSearch(setting, build, _starting_rate(optimizer, best, moved), steps)
     chosen = search.run()
     trials = tuple(search.trials[power] for power in sorted(search.trials))

@@ -254,12 +254,12 @@ def own_order(batch: Batch, seed: int) -> Tensor:
 
     A batch that is repeated as a whole counts once.
     """
-    order = _project(batch, batch.inputs, seed).argsort(stable=True)  # not by targets, which may be renamed
-    content = _project(batch, (batch.inputs, batch.targets), seed)[order]
+    place = _project(batch, batch.inputs, seed)  # not by targets, which may be renamed
+    order = place.argsort(stable=True)
+    content = (place + _project(batch, batch.targets, seed + 1))[order]
     is_new = content.diff(prepend=torch.tensor([math.inf])).abs() > 1e-6 * content.abs().max()
-    if len(is_new.cumsum(0).bincount()[1:].unique()) == 1:
-        order = order[is_new]
-    return order
+    is_repeated = int(is_new.sum()) >= LEAST_HALVED and len(is_new.cumsum(0).bincount()[1:].unique()) == 1
+    return order[is_new] if is_repeated else order
 
 
 def _project(batch: Batch, part: Any, seed: int) -> Tensor:
