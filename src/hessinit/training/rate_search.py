@@ -26,7 +26,7 @@ STILL = 1e-3
 # The advice over the rate that trials favour stays between these: trials are short and see one batch, so that
 # they survive rates at which a training fails in the end.
 TIMES_TRIALS = 0.25, 0.6
-# Warmup is tried over half of a training of this length.
+# Warmup is tried over a third of a training of this length.
 WARMUP_TRIAL = 96
 
 
@@ -61,7 +61,7 @@ def search_rate(
 
 def try_warmup(setting: TrialSetting, build: Build, lr: float) -> WarmupAdvice:
     """Whether a warmup helps at this rate: two trainings on the same batches, with and without."""
-    steps = WARMUP_TRIAL // 2
+    steps = WARMUP_TRIAL // 3
     without = setting.train(build, lr, steps=WARMUP_TRIAL)
     warmed = setting.train(build, lr, steps=WARMUP_TRIAL, warmup=steps)
     advised = warmed.survived and not warmed.score >= without.score  # a score of nan: diverged
