@@ -10,6 +10,7 @@ from hessinit.present import words as w
 from hessinit.present.layer_details import conclude_details, detail_sections, layer_chart, spectrum_charts
 from hessinit.results.advice import LearningRateAdvice
 from hessinit.results.curvature_report import (
+    LEARN_ALL_THE_SAME,
     CurvatureReport,
     LayerCurvature,
     MeasurementPlan,
@@ -24,6 +25,7 @@ SOUND = (
     "Sound: every layer gets a gradient, the examples stay apart through the depth, and the loss is not far "
     "above that of the best constant output."
 )
+SOUND_BY_TRIAL = "Sound: a trial on this batch learned, in spite of what a note says of the initial weights."
 # Layers that differ by more are of different kinds, as an embedding and a query: no scale makes them alike.
 MOST_TIMES_SHARPER = 1000.0
 ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos"}
@@ -210,10 +212,12 @@ def describe_cost(report: CurvatureReport) -> str:
 def describe_expected(plan: MeasurementPlan) -> doc.Document:
     """Return what a measurement is expected to cost, and what that is a guess from."""
     engine = ENGINE_NAMES.get(plan.engine, plan.engine)
+    # Beside a tiny model everything is large.
+    step = f", {w.format_times(plan.training_steps)} times that of a training step" * (plan.memory > 2**24)
     expected = (
         f"About {w.format_number(plan.gradients, 2)} gradients, or {w.format_number(plan.seconds, 2)} s, and "
-        f"{w.format_bytes(plan.memory)} of memory, {w.format_times(plan.training_steps)} times that of a "
-        f"training step. By the {engine} engine: {w.unstopped(plan.engine_reason)}."
+        f"{w.format_bytes(plan.memory)} of memory{step}. By the {engine} engine: "
+        f"{w.unstopped(plan.engine_reason)}."
     )
     what = (
         f"{w.count(plan.layers, 'layer')} with {w.count(plan.parameters, 'parameter')}; "
@@ -246,7 +250,10 @@ def conclude(report: CurvatureReport, optimizer: str = "") -> str:
 def _judge(report: CurvatureReport) -> list[str]:
     if report.findings is None:
         return []
-    return ["Not sound:", *map(str, report.findings)] if report.findings else [SOUND]
+    if report.findings:
+        return ["Not sound:", *map(str, report.findings)]
+    is_overruled = any(note.endswith(LEARN_ALL_THE_SAME) for note in report.notes)
+    return [SOUND_BY_TRIAL if is_overruled else SOUND]
 
 
 def _compare_layers(layers: Sequence[LayerCurvature]) -> Iterator[str]:

@@ -36,6 +36,10 @@ class Estimate:
         return 0.0 if self.error == 0 else self.error / abs(self.value) if self.value else float("inf")
 
 
+# Ends the note on a finding that trial steps have overruled.
+LEARN_ALL_THE_SAME = "Trial steps on this batch learn all the same."
+
+
 @dataclass(frozen=True)
 class Spread:
     """The norm of each batch. For equal batches the norm over all examples is at most their mean.

@@ -22,7 +22,7 @@ from hessinit.problem.problem import Forward, Loss, uninterrupted
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import list_patterns, unwrap
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent
-from hessinit.results.curvature_report import CurvatureReport, Estimate, Finding
+from hessinit.results.curvature_report import LEARN_ALL_THE_SAME, CurvatureReport, Estimate, Finding
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
 from hessinit.training import rate_search
@@ -135,8 +135,8 @@ def without_what_adam_tolerates(
         return finding.excess >= (ADAM_EXCESS if is_tolerable else 1.0)
 
     findings = report.findings or ()
-    identical = [finding for finding in findings if learned and finding.kind == "identical units"]
-    notes = [f"{finding} Trial steps on this batch learn all the same." for finding in identical]
+    overruled = [finding for finding in findings if learned and not matters(finding)]
+    notes = [f"{finding} {LEARN_ALL_THE_SAME}" for finding in overruled]
     return replace(report, findings=tuple(filter(matters, findings)), notes=(*report.notes, *notes))
 
 
