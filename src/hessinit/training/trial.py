@@ -254,12 +254,15 @@ def own_order(batch: Batch, seed: int) -> Tensor:
 
     A batch that is repeated as a whole counts once.
     """
-    place = _project(batch, batch.inputs, seed)  # not by targets, which may be renamed
-    order = place.argsort(stable=True)
-    content = (place + _project(batch, batch.targets, seed + 1))[order]
-    is_new = content.diff(prepend=torch.tensor([math.inf])).abs() > 1e-6 * content.abs().max()
-    is_repeated = int(is_new.sum()) >= LEAST_HALVED and len(is_new.cumsum(0).bincount()[1:].unique()) == 1
-    return order[is_new] if is_repeated else order
+    place = _project(batch, batch.inputs, seed)
+    content = place + _project(batch, batch.targets, seed + 1)
+    # By targets, which may be renamed, only where the inputs are the same.
+    order = content.argsort(stable=True)
+    order = order[place[order].argsort(stable=True)]
+    sorted_content = content[order]
+    is_new = sorted_content.diff(prepend=torch.tensor([math.inf])).abs() > 1e-6 * content.abs().max()
+    times = math.gcd(*is_new.cumsum(0).bincount()[1:].tolist())
+    return order[::times] if len(order) >= times * LEAST_HALVED else order
 
 
 def _project(batch: Batch, part: Any, seed: int) -> Tensor:
