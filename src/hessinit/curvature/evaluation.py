@@ -412,6 +412,8 @@ DRAW_AGAIN = (
     "Scale the weights of the last layers down, or draw new ones; in training, the learning rate was too "
     "large."
 )
+# A loss that bends by less, and at smaller outputs by so many times more, has only rounding errors left.
+_TINY, _MOST_TIMES_FLATTER = 1e-10, 1e12
 # Of an output's own curvature; beyond, a square root would be one of rounding errors.
 _MOST_ROUNDING = 1e-4
 
@@ -451,8 +453,8 @@ def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     noise = _noise_of_separate_examples(evaluation, blocks)
     if noise is None:
         return "the loss couples the examples"
-    if scale == 0.0:
-        raise _flat_loss_error(evaluation)
+    if scale < _TINY:
+        check_curved(evaluation)
     matrices = (matrices + matrices.transpose(0, 2, 1)) / (2 * scale)
     # Each output is judged against its own curvature: a head with a millionth of the loss has layers, too.
     sizes = np.sqrt(np.abs(np.diagonal(matrices, axis1=1, axis2=2)).max(0))
@@ -513,14 +515,21 @@ def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> krylo
 
 
 def check_curved(evaluation: Evaluation) -> None:
-    """A loss that is linear in the output has no Gauss-Newton curvature: refuse, never print zeros."""
+    """A loss that is linear in the output has no Gauss-Newton curvature: refuse, never print zeros.
+
+    Nor the curvature of a softmax that is so sure that only rounding is left of it.
+    """
     probe = probes.random_like(evaluation.output, evaluation.problem.seed)
-    if not bool(evaluation.output_hessian(probe).any()):
-        raise _flat_loss_error(evaluation)
+    here = float(evaluation.output_hessian(probe).abs().max())
+    if here < _TINY and (error := _flat_loss_error(evaluation, here)):
+        raise error
 
 
-def _flat_loss_error(evaluation: Evaluation) -> ProblemError:
-    """Linear everywhere; or saturated, if the loss bends at some smaller outputs; or flat at these ones."""
+def _flat_loss_error(evaluation: Evaluation, here: float) -> ProblemError | None:
+    """Linear everywhere; or saturated, if the loss bends at some smaller outputs; or flat at these ones.
+
+    None where it bends by `here`, and by no more than that and many times more elsewhere.
+    """
     output, problem = evaluation.output.detach(), evaluation.problem
     probe = probes.random_like(output, problem.seed)
     size = float(output.abs().max()) or 1.0
@@ -531,7 +540,7 @@ def _flat_loss_error(evaluation: Evaluation) -> ProblemError:
         if not gradient.requires_grad:
             break
         (bend,) = torch.autograd.grad(gradient, place, probe, materialize_grads=True)
-        if bool((bend.isfinite() & (bend != 0)).any()):
+        if bool((bend.isfinite() & (bend.abs() > _MOST_TIMES_FLATTER * here)).any()):
             cause = name_large_inputs(evaluation.batch.inputs)
             return WeightsError(
                 "the loss has no curvature at these outputs of the model, though it has at others, as a "
@@ -539,4 +548,4 @@ def _flat_loss_error(evaluation: Evaluation) -> ProblemError:
                 if place is beyond
                 else f"{SATURATED_LOSS} {cause or DRAW_AGAIN}"
             )
-    return DerivativeError(LINEAR_LOSS)
+    return None if here else DerivativeError(LINEAR_LOSS)
