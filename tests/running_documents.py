@@ -48,7 +48,7 @@ NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
 RULE = re.compile("─+")
 SECONDS = re.compile(
     r"(?<=in )[\d.,]+(?: min)?(?= ?s\b)|(?<=took )(?:\S+ % of )?[\d.,]+(?= s\b)"
-    r"|(?<=gradients, or )\S+(?= s\b)|[\d.]+(?=\s+gradients(?:\)| each))"
+    r"|(?<=About )\S+(?= gradients, or )|(?<=gradients, or )\S+(?= s\b)|[\d.]+(?=\s+gradients(?:\)| each))"
 )
 AGREEMENT = 0.02  # the last figure may differ between machines; the second must not
 

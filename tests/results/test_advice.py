@@ -138,7 +138,7 @@ def test_two_trials_decide_on_a_warmup(without: float, warmed: float, said: str)
             return trial(warmed if warmup else without)
 
     found = try_warmup(Setting(), lambda lr: None, 0.4)  # type: ignore[arg-type, return-value]
-    assert asked == [(0.4, 96, 0), (0.4, 96, 48)]
+    assert asked == [(0.4, 96, 0), (0.4, 96, 32)]
     assert found.advised == said.endswith("it helps.")
-    assert (found.steps, len(found.trials)) == (48 * found.advised, 2)
-    assert found.reason == f"At lr = 0.4 a trial of 96 steps with 48 of warmup {said}"
+    assert (found.steps, len(found.trials)) == (32 * found.advised, 2)
+    assert found.reason == f"At lr = 0.4 a trial of 96 steps with 32 of warmup {said}"

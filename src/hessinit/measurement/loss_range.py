@@ -69,7 +69,7 @@ def find_loss_range(loss_of: LossOf, output: Any, batches: Sequence[Batch]) -> L
         known = constant if len(batches) == 1 else math.nan
         free = constant - _free_gain(loss_of, output, batches[0], known)
         zero = float(loss_of(torch.zeros_like(output), batches[0]))
-        if constant - free < LEAST_ABOVE * (zero - free):
+        if zero > constant and constant - free < LEAST_ABOVE * (zero - free):
             constant = math.nan  # it solves the task, as one that ranks two columns, and tells nothing
     return LossRange(constant if math.isfinite(constant) else math.nan, free)
 
