@@ -413,7 +413,7 @@ DRAW_AGAIN = (
     "large."
 )
 # A loss that bends by less, and at smaller outputs by so many times more, has only rounding errors left.
-_TINY, _MOST_TIMES_FLATTER = 1e-10, 1e12
+_TINY, _MOST_TIMES_FLATTER = 1e-60, 1e12
 # Of an output's own curvature; beyond, a square root would be one of rounding errors.
 _MOST_ROUNDING = 1e-4
 
