@@ -14,6 +14,7 @@ import torch
 from digit_problem import LOSS
 from torch import Tensor, nn
 
+from hessinit import advise
 from hessinit.digits import load_digits
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.results.initialization import Trial
@@ -344,3 +345,16 @@ def test_the_best_rate_that_survives_a_trial_is_taken(limit: Any, monkeypatch: p
     if expected.name == "hessinit":
         initialize_(direct, LOSS, BATCH, lr=expected.lr)
     assert same(model.parameters(), direct.parameters())
+
+
+def test_a_rate_that_teaches_nothing_is_lowered_where_the_rate_is_free() -> None:
+    """The curvature of flat weights allows a rate at which they die; `advise` trains them at a lower one."""
+    images, digits = load_digits()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    problem = model, nn.functional.cross_entropy, (images[:64], digits[:64])
+    found = initialize_(*problem, lr="auto", scheme="keep", progress=False)
+    advised = advise(*problem).learning_rate
+    assert found.survival.outcome == "learned"
+    assert advised / 4 <= found.lr <= 4 * advised
+    assert f"κ/lr = {found.kappa:.3g}/{found.lr:.3g} = {found.target:.3g}" in str(found)

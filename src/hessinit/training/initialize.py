@@ -45,6 +45,8 @@ SURVIVAL_STEPS, SURVIVAL_MARGIN = 24, 1.25
 HANDICAP, HANDICAP_SCHEME = 0.1, 0.3
 # The old weights are tried at the rate divided by powers of 4, up to this one.
 _QUARTERS = 12
+# Where the rate that suits the curvature teaches nothing, lr="auto" takes one so many times lower.
+SLOWER = (1, 4, 16, 64)
 # lr="auto" tries rates up to so many half decades from the one that the curvature suggests, and races so many
 # times as long.
 _HALF_DECADES = 2
@@ -306,9 +308,15 @@ class _Work:
         why = f"; with {told}, since without the loss blew up in a trial" if told else ""
         self.config = config if told else asked
         if asked.lr == "auto" and trial.outcome != LEARNED:
-            longer = self._trial(lr, 1.0, LONGER_TRIAL * SURVIVAL_STEPS)
-            if longer.outcome != LEARNED:
-                return self._nothing_learned_(result, [longer])
+            longer: list[Trial] = []
+            for slower in SLOWER:
+                rate = lr / slower
+                longer.append(self._trial(rate, 1.0, LONGER_TRIAL * SURVIVAL_STEPS))
+                if longer[-1].outcome == LEARNED:
+                    weaker = result.kappa and result.kappa / slower
+                    reason = f"{result.reason}{why}"
+                    return replace(result, lr=rate, kappa=weaker, survival=longer[-1], reason=reason)
+            return self._nothing_learned_(result, longer)
         return replace(result, survival=trial, reason=f"{result.reason}{why}")
 
     def _old_weights_(self, result: Initialization, why: str) -> Initialization:
