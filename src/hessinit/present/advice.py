@@ -100,13 +100,12 @@ def explain_trials(tried: TriedRates) -> str:
     if math.isnan(tried.rate):
         ways = f"{WAYS_TO_LEARN}; other weights: `hessinit initialize --lr auto`"
         return f"In {made} {_tell_failures(trials)}. What may help: {ways}."
-    best = f"near {w.format_number(tried.favoured)} the loss fell lowest in {made}"
-    if tried.stopped_at_end:
-        best += ", the last of them"
-    if tried.reach:
-        share = f"{100 * tried.part:g} % of the weights' length"
-        best += f"; at {w.format_number(tried.reach)} the first step is {share}, which counts for a third"
-    return f"{best[0].upper()}{best[1:]}."
+    times = w.format_number(tried.rate / tried.favoured, 2)
+    end = ", the last of them" if tried.stopped_at_end else ""
+    return (
+        f"{times} times {w.format_number(tried.favoured)}, near which the loss fell lowest in {made}{end}: "
+        "short trials survive rates at which a training fails."
+    )
 
 
 def explain_limit(reason: str, limit: float, trials: Sequence[Trial]) -> str:

@@ -120,15 +120,13 @@ def tried_warmup(advised: bool, steps: int, without: Trial, warmed: Trial) -> Wa
 class TriedRates:
     """What trials say of the learning rate; a `rate` of nan: the network did not learn in any of them.
 
-    `favoured` is the rate at which the trials end lowest; at `reach` the first step moves the weights by
-    `part` of their length. `stopped_at_end`: the best rate is the last of those that were tried.
+    `favoured` is the rate at which the trials end lowest. `stopped_at_end`: the best rate is the last one
+    that was tried.
     """
 
     trials: tuple[Trial, ...]
     rate: float = math.nan
     favoured: float = math.nan
-    reach: float = 0.0
-    part: float = 0.0
     stopped_at_end: bool = False
 
 

@@ -54,9 +54,7 @@ def search_rate(
     tried = [trial.lr for trial in trials if trial.survived]
     rate = min(max(times * favoured, min(tried)), max(tried))
     stopped = chosen in (min(search.trials), max(search.trials))
-    return TriedRates(
-        trials=trials, rate=rate, favoured=favoured, reach=reach, part=part, stopped_at_end=stopped
-    )
+    return TriedRates(trials=trials, rate=rate, favoured=favoured, stopped_at_end=stopped)
 
 
 def try_warmup(setting: TrialSetting, build: Build, lr: float) -> WarmupAdvice:
