@@ -173,10 +173,7 @@ def _print_failures(console: Console, outcomes: Sequence[Outcome], ours: Collect
 
 def zero_tuning_table(rows: Sequence[ZeroTuning]) -> Table:
     """One row a task: the loss at our suggested rate against the best of the grid."""
-    table = _table(
-        "\nAt our suggested rate, no tuning",
-        ["task", "loss", "best of the grid", "excess", "by"],
-    )
+    table = _table("\nAt our suggested rate, no tuning", ["task", "loss", "best of the grid", "excess", "by"])
     for row in rows:
         by = f"{row.rival} at {row.rate:g}"
         table.add_row(row.task, format_number(row.loss), format_number(row.best), percent(row.excess), by)

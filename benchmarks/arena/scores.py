@@ -86,9 +86,7 @@ def excesses(
 
 
 def rate_robustness(
-    outcomes: Sequence[Outcome],
-    references: Mapping[str, Reference],
-    schemes: Collection[str] | None = None,
+    outcomes: Sequence[Outcome], references: Mapping[str, Reference], schemes: Collection[str] | None = None
 ) -> float:
     """What a rate that was not tuned costs: the mean of `excesses` over rates, then over tasks.
 

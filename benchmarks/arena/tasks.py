@@ -217,10 +217,7 @@ _PLAIN_PICTURE = (
     Task("MLP, 10 layers, tanh", _mlp(nn.Tanh, 10), **{**DIGITS, **_SHOWN}),
     Task("CNN", _PLAIN_CNN, **CLOTHES, **_SHOWN),
 )
-PICTURE = (
-    *_PLAIN_PICTURE,
-    *(replace(task, **_SHOWN) for task in NORMALIZED if task.optimizer == "sgd"),
-)
+PICTURE = (*_PLAIN_PICTURE, *(replace(task, **_SHOWN) for task in NORMALIZED if task.optimizer == "sgd"))
 TITLES = {"bn-cnn": "CNN with BatchNorm", "gn-cnn": "CNN with GroupNorm", "ln-mlp": "MLP with LayerNorm"}
 RECORDED = (*CPU, *RECORDED_GPU)
 EVERY = (*RECORDED, *NORMALIZED, *RESNET20, *GPU, *LONG, *_PLAIN_PICTURE)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from hessinit._version import __version__ as __version__
 
-# The table of public names. Type checkers read it as it stands. At run time `_homes` reads it, and each name
-# is imported on first use: `import hessinit` and the command line's --help do not wait for torch.
+# The table of public names. Type checkers read it as it stands. At run time `_homes` reads it, and
+# each name is imported on first use: `import hessinit` and the command line's --help do not wait
+# for torch.
 if TYPE_CHECKING:
     from hessinit.errors import ConvergenceError as ConvergenceError
     from hessinit.errors import ConvergenceWarning as ConvergenceWarning
@@ -56,7 +57,9 @@ if TYPE_CHECKING:
 
 def _homes() -> dict[str, str]:
     """Each public name with the module that defines it."""
-    (table,) = (node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.If))
+    (table,) = (
+        node for node in ast.parse(Path(__file__).read_bytes()).body if isinstance(node, ast.If)
+    )
     imports = [node for node in table.body if isinstance(node, ast.ImportFrom)]
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 def load_digits() -> tuple[Tensor, Tensor]:
     """Images `float32 (1797, 1, 8, 8)` in [0, 1] and labels `int64 (1797,)`, in the source's order.
 
-    The test set of UCI's Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998; CC BY 4.0):
-    the values of `sklearn.datasets.load_digits` over 16, exactly, for sixteenths are binary fractions.
-    Takes a few milliseconds and 0.5 MB. Every call returns fresh tensors: writing to them harms nobody.
+    The test set of UCI's Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998; CC
+    BY 4.0): the values of `sklearn.datasets.load_digits` over 16, exactly, for sixteenths are
+    binary fractions. Takes a few milliseconds and 0.5 MB. Every call returns fresh tensors: writing
+    to them harms nobody.
 
     >>> images, labels = load_digits()
     >>> images.shape, labels[:10].tolist()
@@ -26,5 +27,6 @@ def load_digits() -> tuple[Tensor, Tensor]:
 
     packed = resources.files("hessinit") / "data" / "digits.npz"
     with packed.open("rb") as file, numpy.load(file, allow_pickle=False) as archive:
-        images, labels = archive["images"], archive["labels"]
+        images = archive["images"]
+        labels = archive["labels"]
     return torch.from_numpy(images).unsqueeze(1).float() / 16, torch.from_numpy(labels).long()

@@ -48,7 +48,9 @@ def did_you_mean(value: str, choices: list[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def choose(name: str, value: object, choices: list[str], synonyms: Mapping[str, str] | None = None) -> None:
+def choose(
+    name: str, value: object, choices: list[str], synonyms: Mapping[str, str] | None = None
+) -> None:
     """Refuse a `value` of the argument `name` that is not one of `choices`; `synonyms` are other words."""
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
@@ -63,7 +65,9 @@ def check_names(options: Mapping[str, object], known: Iterable[str]) -> None:
     """Refuse an option that a verb does not have, as Python does for those in its signature."""
     for name in options:
         if name not in (names := list(known)):
-            raise TypeError(f"{name}= is no option.{did_you_mean(name, names)} Known are {', '.join(names)}.")
+            raise TypeError(
+                f"{name}= is no option.{did_you_mean(name, names)} Known are {', '.join(names)}."
+            )
 
 
 def accepts(function: Any, *arguments: object, wrapped: bool = True) -> bool:
@@ -82,7 +86,9 @@ def check_callable(name: str, value: Any, call: str) -> None:
     arguments = filter(None, call.partition("(")[2].rstrip(")").split(", "))
     # A wrapper may take other arguments than what it wraps.
     if isinstance(value, type) or not accepts(value, *arguments, wrapped=False):
-        raise ProblemError(f"{name}={value!r:.80} must be a function, or an instance, callable as {call}.")
+        raise ProblemError(
+            f"{name}={value!r:.80} must be a function, or an instance, callable as {call}."
+        )
 
 
 def list_of(value: Any) -> list[Any]:

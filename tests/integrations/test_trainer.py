@@ -84,10 +84,7 @@ class Masking:
         tokens = torch.stack([one["input_ids"] for one in examples])
         hidden = torch.rand(tokens.shape, generator=self.generator) + torch.rand(tokens.shape) < 0.8
         hidden[:, 0] = True
-        return {
-            "input_ids": tokens.masked_fill(hidden, 1),
-            "labels": tokens.masked_fill(~hidden, -100),
-        }
+        return {"input_ids": tokens.masked_fill(hidden, 1), "labels": tokens.masked_fill(~hidden, -100)}
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,7 @@ def _classes(generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def _images(generator: torch.Generator) -> dict[str, Tensor]:
-    return {
-        "pixel_values": torch.randn(3, 1, 4, 4, generator=generator),
-        "labels": torch.tensor([0, 2, 1]),
-    }
+    return {"pixel_values": torch.randn(3, 1, 4, 4, generator=generator), "labels": torch.tensor([0, 2, 1])}
 
 
 def _speech(generator: torch.Generator) -> dict[str, Tensor]:

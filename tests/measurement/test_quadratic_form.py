@@ -192,10 +192,7 @@ ONES = torch.ones(5, 4)
         ({"directions": "radnom"}, "directions='radnom' is unknown.* Did you mean 'random'"),
         ({"directions": ONES}, "directions is a Tensor; it must be 'random', 'gradient', or a map"),
         ({"directions": {}}, "must name parameters of the model, got none; they are inner.0"),
-        (
-            {"directions": {"inner.00": ONES}},
-            "got .'inner.00'.; they are .* mean 'inner.0'",
-        ),
+        ({"directions": {"inner.00": ONES}}, "got .'inner.00'.; they are .* mean 'inner.0'"),
         (of_first([1.0]), "'inner.0'. is a list; it must be a dense, real, finite tensor of shape .5, 4."),
         (of_first(ONES.T), r"has shape \(4, 5\).* \(5, 4\), or \(draws, 5, 4\)"),
         (of_first(torch.ones(0, 5, 4)), r"has shape \(0, 5, 4\); it must be"),

@@ -16,15 +16,7 @@ from torch.nn import functional as F
 from hessinit.errors import ProblemError
 from hessinit.paper import table_1
 from hessinit.paper.experiments import PaperSetting, find_experiment, reproduce, run_job
-from hessinit.paper.table_1 import (
-    LAYER,
-    OUTPUTS,
-    Samples,
-    choose_pair,
-    draw_samples,
-    expect,
-    pearson,
-)
+from hessinit.paper.table_1 import LAYER, OUTPUTS, Samples, choose_pair, draw_samples, expect, pearson
 from hessinit.training.workers import Job
 
 EXPERIMENT = find_experiment("table-1")

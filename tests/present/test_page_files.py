@@ -15,14 +15,7 @@ import pytest
 from hessinit.present import document as doc
 from hessinit.present import page, to_notebook, to_page
 from hessinit.present.words import shorten
-from result_examples import (
-    HOSTILE,
-    LONG,
-    every_block,
-    hostile_report,
-    make_initialization,
-    rich_report,
-)
+from result_examples import HOSTILE, LONG, every_block, hostile_report, make_initialization, rich_report
 
 PRESENT = files("hessinit.present")
 VENDOR, ASSETS = PRESENT / "vendor", PRESENT / "assets"

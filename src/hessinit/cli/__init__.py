@@ -1,1 +1,4 @@
-"""The command line. Nothing heavy is imported before it is needed: --help must not wait for torch."""
+"""The command line.
+
+Nothing heavy is imported before it is needed: --help must not wait for torch.
+"""

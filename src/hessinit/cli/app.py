@@ -34,7 +34,9 @@ def main() -> None:
     try:
         app(prog_name="hessinit")
     except OSError as failure:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # on leaving, Python tries a full stdout once more
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), 1
+        )  # on leaving, Python tries a full stdout once more
         typer.echo(
             f"Error: {failure.filename or 'the output'} cannot be read or written: "
             f"{failure.strerror or failure}.",
@@ -53,13 +55,15 @@ def _print_version(wanted: bool) -> None:
 def describe(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """How sharp is each layer of a PyTorch network before the first step?
 
-    Which learning rate does that allow, and which initial weights give the sharpness you want? A network is
-    given as FILE.py:FUNCTION; the function returns model, loss, batch.
+    Which learning rate does that allow, and which initial weights give the sharpness you want? A
+    network is given as FILE.py:FUNCTION; the function returns model, loss, batch.
 
     \b
     Examples:

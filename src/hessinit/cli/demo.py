@@ -26,15 +26,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 FOLDER = Path("demo-output")
-PAGE, PICTURE = "demo.html", "curves.png"
+PAGE = "demo.html"
+PICTURE = "curves.png"
 
-LAYERS, WIDTH = 10, 64
+LAYERS = 10
+WIDTH = 64
 EXAMPLES = 256  # that the curvature is measured on: the first of those to train on
 TRAINED_ON = 1437  # four fifths
-# Chosen before any of it was trained. The plain network is that of the former demo, the plainest of at least
-# eight layers that PyTorch's own weights train at some rate; the normalized one is the same with a LayerNorm
-# after each hidden layer. The rates are the half decades around those in common use; steps are as many as
-# `compare` makes, and seeds as many as a minute allows.
+# Chosen before any of it was trained. The plain network is that of the former demo, the plainest of
+# at least eight layers that PyTorch's own weights train at some rate; the normalized one is the
+# same with a LayerNorm after each hidden layer. The rates are the half decades around those in
+# common use; steps are as many as `compare` makes, and seeds as many as a minute allows.
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 STARTS = {"PyTorch": "default", "He": "he", "LSUV": "lsuv", "hessinit": "hessinit"}
 STEPS = 200
@@ -68,14 +70,17 @@ def problem(seed: int = 0) -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]
 
 def demo(
     lr: Annotated[float, options.rate("The learning rate to initialize for.")] = LEARNING_RATE,
-    seed: Annotated[int, options.whole("Seed of weights and mini-batches.", 0, options.LARGEST_SEED)] = 0,
+    seed: Annotated[
+        int, options.whole("Seed of weights and mini-batches.", 0, options.LARGEST_SEED)
+    ] = 0,
     folder: Annotated[Path, options.path("Where the files go.", "DIR")] = FOLDER,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Train on real digits from four starts at six learning rates.
 
-    A deep network is measured and initialized for one rate. Then it is trained from PyTorch's own weights,
-    He's, LSUV's and hessinit's, without and with normalization layers. Takes about a minute.
+    A deep network is measured and initialized for one rate. Then it is trained from PyTorch's own
+    weights, He's, LSUV's and hessinit's, without and with normalization layers. Takes about a
+    minute.
 
     \b
     Examples:
@@ -90,7 +95,8 @@ def demo(
     except OSError as failure:
         stop(f"--folder {folder} cannot be made: {failure.strerror}; give another name.")
     started = time.perf_counter()
-    page, picture = folder / PAGE, folder / PICTURE
+    page = folder / PAGE
+    picture = folder / PICTURE
     with failures_explained("running the demo", "the demo was not finished."):
         demonstration = _compute(lr, seed, as_json)
         if as_json:
@@ -120,7 +126,8 @@ def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
     with progress("Loading torch …"):
         import torch
 
-        # So small a network gains nothing from threads, and on a busy machine they wait for each other.
+        # So small a network gains nothing from threads, and on a busy machine they wait for each
+        # other.
         torch.set_num_threads(1)
     images, labels = load_digits()
     data = images[:TRAINED_ON], labels[:TRAINED_ON]
@@ -137,12 +144,18 @@ def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
     say(f"\n2. New weights, whose curvature fits lr = {lr:g}.\n", initialization)
     plain, normalized = (
         hessinit.compare(
-            partial(build_network, has_norms), loss, data, schemes=STARTS, learning_rates=RATES,
-            seeds=range(seed, seed + SEEDS), steps=STEPS, measure_curvature=False,
+            partial(build_network, has_norms),
+            loss,
+            data,
+            schemes=STARTS,
+            learning_rates=RATES,
+            seeds=range(seed, seed + SEEDS),
+            steps=STEPS,
+            measure_curvature=False,
             progress=sys.stderr.isatty(),  # what it tells is no option here
         )
         for has_norms in (False, True)
-    )  # fmt: skip
+    )
     found = Demonstration(initialization=initialization, plain=plain, normalized=normalized)
     document = describe(found)
     say(

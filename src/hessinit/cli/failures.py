@@ -23,7 +23,8 @@ OUR_FOLDER = Path(__file__).parents[1]
 LIBRARY_FOLDERS = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 # Arguments of the library that no option has.
 BY_FUNCTION = re.compile(r"\b(dropout|reduction|check|forward|dtype)=")
-# Arguments that are options of the same name; and a value as messages write it, up to the punctuation.
+# Arguments that are options of the same name; and a value as messages write it, up to the
+# punctuation.
 OPTIONS = (
     "lr|optimizer|momentum|target|rule|scheme|scaling|layers|curvature|tolerance|precision|seed|device|report"
     "|overwrite|trial_steps|batch_size|steps|every|warmup|max_overhead|schemes|learning_rates?|stds|seeds|folder|workers"
@@ -45,7 +46,9 @@ def in_options(text: str) -> str:
         shown = f"'{value}'" if "*" in value else value
         return f"--{found['name'].replace('_', '-')}" + f" {shown}" * (shown not in ("", "True"))
 
-    text = re.sub(rf"\w\([^()]*\)|(?<![\w.])(?P<name>{OPTIONS})=(?P<value>{VALUE})?", replaced, text)
+    text = re.sub(
+        rf"\w\([^()]*\)|(?<![\w.])(?P<name>{OPTIONS})=(?P<value>{VALUE})?", replaced, text
+    )
     return text.replace("initialize_ with", "hessinit initialize with")
 
 
@@ -65,14 +68,17 @@ def import_torch() -> None:
     import torch  # noqa: F401
 
     signal.signal(signal.SIGINT, before)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of kill and batch systems: as Ctrl-C
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # of kill and batch systems: as Ctrl-C
 
 
 @contextmanager
 def failures_explained(doing: str, interrupted: str | None = None) -> Iterator[None]:
     """Refusals become a paragraph, and failures of the user's code a traceback without our frames.
 
-    An interruption prints what was kept, or `interrupted`; without the latter it is left to the caller.
+    An interruption prints what was kept, or `interrupted`; without the latter it is left to the
+    caller.
     """
     try:
         yield
@@ -81,7 +87,11 @@ def failures_explained(doing: str, interrupted: str | None = None) -> Iterator[N
     except KeyboardInterrupt as interruption:
         if interrupted is None:
             raise
-        said = str(interruption).replace("The same call", "The same command").replace("folder=", "--folder")
+        said = (
+            str(interruption)
+            .replace("The same call", "The same command")
+            .replace("folder=", "--folder")
+        )
         stop(f"Interrupted: {said or interrupted}", INTERRUPTED)
     except BaseException as failure:  # a user's own may be no Exception
         _explain(failure, doing)
@@ -97,9 +107,11 @@ def _explain(failure: BaseException, doing: str) -> NoReturn:
         stop(f"Not converged: {in_options(str(failure))}", NOT_MET)
     if isinstance(failure, OSError) and not _is_theirs(failure):
         raise failure  # a full disk, a name that is too long: `main` says so
-    cause, what = failure, f"{doing} failed"
+    cause = failure
+    what = f"{doing} failed"
     if isinstance(failure, UserCodeError):
-        cause, what = failure.__cause__ or failure, str(failure)
+        cause = failure.__cause__ or failure
+        what = str(failure)
     if isinstance(cause, SystemExit):
         stop(
             f"{what}: it called sys.exit({cause.code!r}). Keep what only a script does, such as reading the "
@@ -129,14 +141,25 @@ def _is_theirs(failure: BaseException) -> bool:
     if type(failure.__cause__).__name__ == "_RemoteTraceback":  # a worker's: its frames are text
         return True
     frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if not _is_ours(frame)]
-    return any(not _is_library(frame) or "/torch/nn/" in Path(frame.filename).as_posix() for frame in frames)
+    return any(
+        not _is_library(frame) or "/torch/nn/" in Path(frame.filename).as_posix()
+        for frame in frames
+    )
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:
     """Ours, or a link between the frames that matter: importlib, a pool, or how torch calls a module."""
     path = Path(frame.filename)
-    is_call = frame.name in {"_wrapped_call_impl", "_call_impl", "_functional_call", "functional_call"}
-    is_link = frame.filename.startswith("<frozen importlib") or path.parts[-3:-1] == ("concurrent", "futures")
+    is_call = frame.name in {
+        "_wrapped_call_impl",
+        "_call_impl",
+        "_functional_call",
+        "functional_call",
+    }
+    is_link = frame.filename.startswith("<frozen importlib") or path.parts[-3:-1] == (
+        "concurrent",
+        "futures",
+    )
     return OUR_FOLDER in path.parents or is_call or is_link
 
 

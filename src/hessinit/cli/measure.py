@@ -24,33 +24,52 @@ from hessinit.results.initialization import DIVERGED, Trial
 SHARED = ("optimizer", "forward", "dropout", "layers", "curvature", "reduction", "check")
 # And to advise.
 ADVISED = (*SHARED, "dtype", "tolerance", "max_iterations", "seed")
-TRIAL_STEPS, BATCH_SIZE = 48, 64  # of the race
+# of the race
+TRIAL_STEPS = 48
+BATCH_SIZE = 64
 
 
 def measure(
     problem: options.Problem,
-    lr: Annotated[float | None, options.rate("Also say whether this learning rate is stable.")] = None,
+    lr: Annotated[
+        float | None, options.rate("Also say whether this learning rate is stable.")
+    ] = None,
     optimizer: options.Optimizer = None,
     curvature: Annotated[
         Literal["gauss-newton", "hessian", "both"] | None,
         typer.Option(help="Which second derivative.  [default: gauss-newton]"),
     ] = None,
-    layers: options.Layers = None, tolerance: options.Tolerance = None,
-    precision: Annotated[Literal["auto", "full", "tf32", "bf16"] | None, typer.Option(
-        help="On a GPU: auto is tf32 where its rounding is below the tolerance, else full."
-    )] = None,
-    jacobians: Annotated[bool, typer.Option(
-        "--jacobians", help="Also the Jacobian norms around each layer, and bounds."
-    )] = False,
-    diagnostics: Annotated[bool, typer.Option(
-        "--diagnostics", help="Also activations, gradients, dead and saturated units."
-    )] = False,
-    dry_run: Annotated[bool, typer.Option(
-        "--dry-run", help="Only say what it would cost: engine, gradients and memory."
-    )] = False,
-    seed: options.Seed = None, device: options.Device = None, as_json: options.AsJson = False,
-    html: options.AsHtml = None, save: options.Save = None, picture: options.Picture = None,
-) -> None:  # fmt: skip
+    layers: options.Layers = None,
+    tolerance: options.Tolerance = None,
+    precision: Annotated[
+        Literal["auto", "full", "tf32", "bf16"] | None,
+        typer.Option(
+            help="On a GPU: auto is tf32 where its rounding is below the tolerance, else full."
+        ),
+    ] = None,
+    jacobians: Annotated[
+        bool,
+        typer.Option("--jacobians", help="Also the Jacobian norms around each layer, and bounds."),
+    ] = False,
+    diagnostics: Annotated[
+        bool,
+        typer.Option(
+            "--diagnostics", help="Also activations, gradients, dead and saturated units."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Only say what it would cost: engine, gradients and memory."
+        ),
+    ] = False,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    as_json: options.AsJson = False,
+    html: options.AsHtml = None,
+    save: options.Save = None,
+    picture: options.Picture = None,
+) -> None:
     """Measure the curvature of every layer of your network.
 
     \b
@@ -70,11 +89,19 @@ def measure(
     place = find_problem(problem)
     output = Output(as_json, html, save, picture, reads=place.file)
     if dry_run and lr is not None:
-        stop(f"--lr {lr:g} is judged by ‖H‖, which --dry-run does not measure; leave out one of them.")
+        stop(
+            f"--lr {lr:g} is judged by ‖H‖, which --dry-run does not measure; leave out one of them."
+        )
     chosen = options.given(
-        curvature=curvature, layers=layers, tolerance=tolerance, precision=precision, seed=seed,
-        jacobians=jacobians, diagnostics=diagnostics, plan=dry_run,
-    )  # fmt: skip
+        curvature=curvature,
+        layers=layers,
+        tolerance=tolerance,
+        precision=precision,
+        seed=seed,
+        jacobians=jacobians,
+        diagnostics=diagnostics,
+        plan=dry_run,
+    )
     with (
         failures_explained(
             f"measuring {problem}", "the measurement was not finished, and nothing was written."
@@ -91,13 +118,25 @@ def measure(
         advice = None
         if used != "sgd" and not dry_run:
             given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
-            known = {name: given[name] for name in ADVISED if name in given} | {"optimizer": used, "lr": lr}
-            advice = hessinit.advise(loaded.model, loaded.loss, loaded.batch, **{**known, "check": False})
-            report = replace(report, rates=results.OptimizerRates(
-                optimizer=advice.optimizer, learning_rate=advice.learning_rate, lr=advice.lr,
-                stable_learning_rate=advice.stable_learning_rate, converged=advice.converged,
-            ))  # fmt: skip
-        judged, trial = lr if advice is None else advice.lr, None
+            known = {name: given[name] for name in ADVISED if name in given} | {
+                "optimizer": used,
+                "lr": lr,
+            }
+            advice = hessinit.advise(
+                loaded.model, loaded.loss, loaded.batch, **{**known, "check": False}
+            )
+            report = replace(
+                report,
+                rates=results.OptimizerRates(
+                    optimizer=advice.optimizer,
+                    learning_rate=advice.learning_rate,
+                    lr=advice.lr,
+                    stable_learning_rate=advice.stable_learning_rate,
+                    converged=advice.converged,
+                ),
+            )
+        judged = lr if advice is None else advice.lr
+        trial = None
         if not dry_run and report.network_measured and report.findings is not None:
             from hessinit.training import assert_sound as sound
             from hessinit.training.optimizer_rules import build_optimizer_rule
@@ -110,9 +149,14 @@ def measure(
                 tried = sound.try_rate(loaded.model, loaded.loss, loaded.batch, used, rule, forward)
                 report = sound.judge_rate(report, rule, stable, *tried)
                 trial = tried[0]
-    output.write(report, after=None if judged is None else tell_rate(report, judged, problem, advice, trial))
+    output.write(
+        report, after=None if judged is None else tell_rate(report, judged, problem, advice, trial)
+    )
     if not dry_run and not report.converged:
-        stop(f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}.", NOT_MET)
+        stop(
+            f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}.",
+            NOT_MET,
+        )
 
 
 def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
@@ -140,9 +184,13 @@ def tell_rate(
     sentences = [] if advice is None else [advice.warmup.reason]
     if advice is None and report.network_measured:
         product = format_number(lr * report.network.norm)
-        sentences.append(f"lr·‖H‖ = {product}; on a quadratic, plain gradient descent is stable up to 2.")
+        sentences.append(
+            f"lr·‖H‖ = {product}; on a quadratic, plain gradient descent is stable up to 2."
+        )
     elif advice is None:
-        sentences.append(f"lr = {lr:g}: the network's ‖H‖ was not measured, only bounded (network=False).")
+        sentences.append(
+            f"lr = {lr:g}: the network's ‖H‖ was not measured, only bounded (network=False)."
+        )
     if trial is not None:
         sentences.append(describe_trial(trial, lr))
     helps = trial is not None and trial.outcome == DIVERGED and advice is None
@@ -156,25 +204,35 @@ def _read_once(loaded: LoadedProblem) -> LoadedProblem:
 
     if isinstance(loaded.batch, tuple):
         return loaded
-    return loaded._replace(batch=[(one.inputs, one.targets) for _, one in read_batches(loaded.batch)])
+    return loaded._replace(
+        batch=[(one.inputs, one.targets) for _, one in read_batches(loaded.batch)]
+    )
 
 
 def advise(
     problem: options.TrainedProblem,
     optimizer: options.Optimizer = None,
-    lr: Annotated[float | None, options.rate("Also say whether this learning rate is stable.")] = None,
-    batch_size: Annotated[
-        int | None, options.whole("Measure on one mini-batch of your training.  [default: all data]")
+    lr: Annotated[
+        float | None, options.rate("Also say whether this learning rate is stable.")
     ] = None,
-    layers: options.Layers = None, curvature: options.OneCurvature = None,
+    batch_size: Annotated[
+        int | None,
+        options.whole("Measure on one mini-batch of your training.  [default: all data]"),
+    ] = None,
+    layers: options.Layers = None,
+    curvature: options.OneCurvature = None,
     tolerance: options.Tolerance = None,
-    seed: options.Seed = None, device: options.Device = None, as_json: options.AsJson = False,
-    html: options.AsHtml = None, save: options.Save = None, picture: options.Picture = None,
-) -> None:  # fmt: skip
+    seed: options.Seed = None,
+    device: options.Device = None,
+    as_json: options.AsJson = False,
+    html: options.AsHtml = None,
+    save: options.Save = None,
+    picture: options.Picture = None,
+) -> None:
     """Say which learning rate suits your optimizer.
 
-    It follows from the curvature that the optimizer sees. The first line is the learning rate; then come the
-    largest stable one, whether to warm up, and why.
+    It follows from the curvature that the optimizer sees. The first line is the learning rate; then
+    come the largest stable one, whether to warm up, and why.
 
     \b
     Examples:
@@ -186,13 +244,19 @@ def advise(
     """
     place = find_problem(problem)
     output = Output(as_json, html, save, picture, reads=place.file)
-    chosen = options.given(lr=lr, layers=layers, curvature=curvature, tolerance=tolerance, seed=seed)
+    chosen = options.given(
+        lr=lr, layers=layers, curvature=curvature, tolerance=tolerance, seed=seed
+    )
     with (
-        failures_explained(f"advising on {problem}", "the advice was not finished, and nothing was written."),
+        failures_explained(
+            f"advising on {problem}", "the advice was not finished, and nothing was written."
+        ),
         progress(f"Measuring {problem} …"),
     ):
         loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
-        batch = loaded.batch if batch_size is None else _cut(loaded.batch, batch_size, 1, seed or 0)[0]
+        batch = (
+            loaded.batch if batch_size is None else _cut(loaded.batch, batch_size, 1, seed or 0)[0]
+        )
         given = {**shared_keywords(loaded, ADVISED, problem), **chosen}
         advice = hessinit.advise(loaded.model, loaded.loss, batch, **given)
     output.write(advice)
@@ -207,60 +271,88 @@ def _read_rate(text: str | None) -> str | None:
         try:
             options.check_rate(float(text or ""))
         except ValueError:
-            raise typer.BadParameter(f"{text!r} is no number; give a rate such as 0.1, or auto.") from None
+            raise typer.BadParameter(
+                f"{text!r} is no number; give a rate such as 0.1, or auto."
+            ) from None
     return text
 
 
 def initialize(
     problem: options.TrainedProblem,
-    lr: Annotated[str | None, typer.Option(
-        callback=_read_rate, metavar="X|auto",
-        help="The learning rate that the weights shall suit; auto finds one.",
-    )] = None,
+    lr: Annotated[
+        str | None,
+        typer.Option(
+            callback=_read_rate,
+            metavar="X|auto",
+            help="The learning rate that the weights shall suit; auto finds one.",
+        ),
+    ] = None,
     target: Annotated[
         float | None, options.number("The ‖H‖ to aim at, in place of --lr.  [default: 1]")
     ] = None,
-    rule: Annotated[Literal["network", "layers"] | None, typer.Option(
-        help="The target is for the whole network, or for every layer.  [default: network]"
-    )] = None,
-    scheme: Annotated[str | None, typer.Option(
-        metavar="NAME",
-        help="The initialization before scaling: a scheme such as he or lsuv, keep for the weights as "
-        "they come, or auto.  [default: auto]",
-    )] = None,
-    scaling: Annotated[Literal["auto", "all", "last", "small-output"] | None, typer.Option(
-        help="Which weights are scaled to meet the target.  [default: auto]"
-    )] = None,
+    rule: Annotated[
+        Literal["network", "layers"] | None,
+        typer.Option(
+            help="The target is for the whole network, or for every layer.  [default: network]"
+        ),
+    ] = None,
+    scheme: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The initialization before scaling: a scheme such as he or lsuv, keep for the weights as "
+            "they come, or auto.  [default: auto]",
+        ),
+    ] = None,
+    scaling: Annotated[
+        Literal["auto", "all", "last", "small-output"] | None,
+        typer.Option(help="Which weights are scaled to meet the target.  [default: auto]"),
+    ] = None,
     optimizer: options.Optimizer = None,
-    momentum: Annotated[float | None, options.number("Of momentum and nesterov.  [default: 0.9]")] = None,
-    no_race: Annotated[bool, typer.Option(
-        "--no-race", help="Race no candidates: only fit the curvature to --lr, on all data."
-    )] = False,
+    momentum: Annotated[
+        float | None, options.number("Of momentum and nesterov.  [default: 0.9]")
+    ] = None,
+    no_race: Annotated[
+        bool,
+        typer.Option(
+            "--no-race", help="Race no candidates: only fit the curvature to --lr, on all data."
+        ),
+    ] = False,
     trial_steps: Annotated[
-        int | None, options.whole("Steps of each candidate, four times as many for auto.  [default: 48]", 3)
+        int | None,
+        options.whole("Steps of each candidate, four times as many for auto.  [default: 48]", 3),
     ] = None,
     batch_size: options.BatchSize = None,
-    report: Annotated[bool, typer.Option(
-        "--report", help="Measure every layer before and after, whatever it costs."
-    )] = False,
-    layers: options.Layers = None, overwrite: options.Overwrite = False,
+    report: Annotated[
+        bool,
+        typer.Option("--report", help="Measure every layer before and after, whatever it costs."),
+    ] = False,
+    layers: options.Layers = None,
+    overwrite: options.Overwrite = False,
     curvature: options.OneCurvature = None,
     tolerance: Annotated[
         float | None, options.number("Relative accuracy of the target.  [default: 0.05]")
     ] = None,
-    seed: options.Seed = None, device: options.Device = None,
-    weights: Annotated[Path | None, options.path("Write the new weights: a .safetensors file.")] = None,
-    dry_run: Annotated[bool, typer.Option(
-        "--dry-run", help="Only show what would be written; it needs no --weights."
-    )] = False,
-    as_json: options.AsJson = False, html: options.AsHtml = None, save: options.Save = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    weights: Annotated[
+        Path | None, options.path("Write the new weights: a .safetensors file.")
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only show what would be written; it needs no --weights."),
+    ] = False,
+    as_json: options.AsJson = False,
+    html: options.AsHtml = None,
+    save: options.Save = None,
     picture: options.Picture = None,
-) -> None:  # fmt: skip
+) -> None:
     """Find weights whose curvature fits your learning rate.
 
-    With --lr, several candidates are trained for some steps on mini-batches of your data (a race): weights
-    whose curvature fits the rate, other schemes and your own weights. The initial weights of the best one are
-    the result. Your file stays as it is: with --weights they go into a file that your training loads.
+    With --lr, several candidates are trained for some steps on mini-batches of your data (a race):
+    weights whose curvature fits the rate, other schemes and your own weights. The initial weights
+    of the best one are the result. Your file stays as it is: with --weights they go into a file
+    that your training loads.
 
     \b
     Examples:
@@ -282,9 +374,13 @@ def initialize(
     place = find_problem(problem)
     output = Output(as_json, html, save, picture, weights, reads=place.file)
     if momentum is not None and optimizer not in ("momentum", "nesterov"):
-        stop(f"--momentum {momentum:g} is only for --optimizer momentum and nesterov; pass one of them.")
+        stop(
+            f"--momentum {momentum:g} is only for --optimizer momentum and nesterov; pass one of them."
+        )
     if weights is not None and dry_run:
-        stop("--weights and --dry-run contradict each other: a dry run writes no weights. Leave one out.")
+        stop(
+            "--weights and --dry-run contradict each other: a dry run writes no weights. Leave one out."
+        )
     if weights is not None and weights.suffix != ".safetensors":
         stop(f"--weights {weights} must end in .safetensors.")
     race = lr is not None and not no_race
@@ -293,19 +389,31 @@ def initialize(
             "--trial-steps and --batch-size are for the race; pass --lr without --no-race, or leave them out."
         )
     chosen = options.given(
-        lr=lr if lr in (None, "auto") else float(lr or 0), target=target, rule=rule, scheme=scheme,
-        scaling=scaling, momentum=momentum, layers=layers, overwrite=overwrite,
-        curvature=curvature, tolerance=tolerance, seed=seed, dry_run=dry_run, report=report,
+        lr=lr if lr in (None, "auto") else float(lr or 0),
+        target=target,
+        rule=rule,
+        scheme=scheme,
+        scaling=scaling,
+        momentum=momentum,
+        layers=layers,
+        overwrite=overwrite,
+        curvature=curvature,
+        tolerance=tolerance,
+        seed=seed,
+        dry_run=dry_run,
+        report=report,
         trial_steps=trial_steps,
-    )  # fmt: skip
+    )
     with (
         failures_explained(
-            f"initializing {problem}", "the initialization was not finished, and nothing was written."
+            f"initializing {problem}",
+            "the initialization was not finished, and nothing was written.",
         ),
         progress(f"Initializing {problem} …") as show,
     ):
         loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
-        keywords, batch = shared_keywords(loaded, SHARED, problem), loaded.batch
+        keywords = shared_keywords(loaded, SHARED, problem)
+        batch = loaded.batch
         if race:
             batch, data = _cut(loaded.batch, batch_size, trial_steps or TRIAL_STEPS, seed or 0)
             keywords |= {"data": data, "progress": announced_race(show)}
@@ -316,7 +424,9 @@ def initialize(
     output.write(result)
     if weights is None:
         how = "Leave out --dry-run and pass" if dry_run else "Pass"
-        typer.echo(f"No weights were written. {how} --weights FILE.safetensors to keep them.", err=True)
+        typer.echo(
+            f"No weights were written. {how} --weights FILE.safetensors to keep them.", err=True
+        )
     if race and not result.converged:
         stop("No candidate survived the race: the result says more.", NOT_MET)
     if not result.converged and not result.flat_enough:
@@ -332,7 +442,9 @@ def announced_race(show: Callable[..., None]) -> Callable[[int, int, str], None]
     def tell(done: int, planned: int, name: str) -> None:
         times.append(time.perf_counter())
         if done == 4:  # the first step includes what torch does once
-            shorter = "A smaller --batch-size or --trial-steps makes it shorter; --no-race leaves it out"
+            shorter = (
+                "A smaller --batch-size or --trial-steps makes it shorter; --no-race leaves it out"
+            )
             announce((times[-1] - times[0]) / 3 * planned, shorter)
         show(done, planned, name)
 

@@ -20,7 +20,9 @@ def given(**options: Any) -> dict[str, Any]:
     >>> given(steps=10, layers=None, jacobians=False)
     {'steps': 10}
     """
-    return {name: value for name, value in options.items() if value is not None and value is not False}
+    return {
+        name: value for name, value in options.items() if value is not None and value is not False
+    }
 
 
 def read_names(values: list[str] | None) -> list[str] | None:
@@ -37,7 +39,9 @@ def read_numbers(values: list[str] | None) -> list[float] | None:
     try:
         return [float(item) for item in items] or None
     except ValueError:
-        raise typer.BadParameter(f"{','.join(items)!r} must be numbers separated by commas.") from None
+        raise typer.BadParameter(
+            f"{','.join(items)!r} must be numbers separated by commas."
+        ) from None
 
 
 def read_number(text: str) -> float:
@@ -100,7 +104,9 @@ Problem = Annotated[str, _problem("model, loss, batch.")]
 TrainedProblem = Annotated[
     str, _problem("model, loss, data: (inputs, targets) with all examples, or a list of batches.")
 ]
-Layers = Annotated[list[str] | None, names("Layers by name or pattern, as fc1,'conv*'; '**' adds biases.")]
+Layers = Annotated[
+    list[str] | None, names("Layers by name or pattern, as fc1,'conv*'; '**' adds biases.")
+]
 Tolerance = Annotated[float | None, number("Relative accuracy.  [default: 0.001]")]
 OneCurvature = Annotated[
     Literal["gauss-newton", "hessian"] | None,
@@ -109,14 +115,21 @@ OneCurvature = Annotated[
 
 # How it is computed.
 Seed = Annotated[
-    int | None, whole("Seeds random, numpy and torch before the file is run.  [default: 0]", 0, LARGEST_SEED)
+    int | None,
+    whole("Seeds random, numpy and torch before the file is run.  [default: 0]", 0, LARGEST_SEED),
 ]
-Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Where to compute: cpu, cuda, cuda:1 …")]
+Device = Annotated[
+    str | None, typer.Option(metavar="DEVICE", help="Where to compute: cpu, cuda, cuda:1 …")
+]
 
 # What is written.
-Overwrite = Annotated[bool, typer.Option(
-    "--overwrite", help="Also draw what is trainable in a model that has frozen weights or adapters."
-)]  # fmt: skip
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Also draw what is trainable in a model that has frozen weights or adapters.",
+    ),
+]
 
 # What is printed and written.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else.")]
@@ -132,10 +145,18 @@ OPTIMIZER_HELP = (
     f"{', '.join(OPTIMIZERS)}, or FILE.py:FUNCTION: a function of the parameters (and the rate) "
     "that builds a torch optimizer.  [default: the problem's, or sgd]"
 )
-Optimizer = Annotated[str | None, typer.Option(callback=check_optimizer, metavar="NAME", help=OPTIMIZER_HELP)]
+Optimizer = Annotated[
+    str | None, typer.Option(callback=check_optimizer, metavar="NAME", help=OPTIMIZER_HELP)
+]
 Warmup = Annotated[int | None, whole("Steps over which the learning rate rises linearly.")]
-WithoutCurvature = Annotated[bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")]
-Folder = Annotated[Path | None, path("Keep finished runs there; the same command continues.", "DIR")]
+WithoutCurvature = Annotated[
+    bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")
+]
+Folder = Annotated[
+    Path | None, path("Keep finished runs there; the same command continues.", "DIR")
+]
 Workers = Annotated[int | None, whole("How many processes.  [default: one for each core]")]
-DASK_HELP = "Run on a Dask cluster: its scheduler, as tcp://host:8786. Threads of a worker take turns."
+DASK_HELP = (
+    "Run on a Dask cluster: its scheduler, as tcp://host:8786. Threads of a worker take turns."
+)
 Dask = Annotated[str | None, typer.Option(metavar="ADDRESS", help=DASK_HELP)]

@@ -66,21 +66,25 @@ class Output:
         for option in ("save", "weights", "html", "picture", "log"):
             if (path := getattr(self, option)) is None:
                 continue
-            target, what = path.resolve(), f"--{option} {path}"
+            target = path.resolve()
+            what = f"--{option} {path}"
             if target in taken:
                 stop(f"{what} is {taken[target]}; give the name of another.")
             taken[target] = f"the file of --{option}, too"
             if target.exists() and not target.is_file():
                 stop(f"{what} is not a file; give the name of a file.")
             if not os.access(target.parent, os.W_OK):
-                stop(f"{what} cannot be written: the folder {path.parent} is missing, or read-only for you.")
+                stop(
+                    f"{what} cannot be written: the folder {path.parent} is missing, or read-only for you."
+                )
         if self.picture is not None and self.picture.suffix.lower() not in PICTURES:
             stop(f"--picture {self.picture} must end in one of {', '.join(PICTURES)}.")
 
     def write(self, result: Any, *, before: Any = None, after: str | None = None) -> None:
         """Print the result and write the files; where one of them fails, the others are still written.
 
-        `before` is a result to print first, which JSON contains; next to JSON, `after` goes to stderr.
+        `before` is a result to print first, which JSON contains; next to JSON, `after` goes to
+        stderr.
         """
         writes = {
             self.save: lambda path: result.save(path),
@@ -92,7 +96,9 @@ class Output:
             try:
                 self._print(result, before, after)
             finally:
-                done = [write_file(path, write) for path, write in writes.items() if path is not None]
+                done = [
+                    write_file(path, write) for path, write in writes.items() if path is not None
+                ]
         except KeyboardInterrupt:
             stop("Interrupted: not everything was written.", INTERRUPTED)
         if not all(done):
@@ -101,7 +107,9 @@ class Output:
     def _print(self, result: Any, before: Any, after: str | None) -> None:
         if self.json:
             if isinstance(result, list):
-                sys.stdout.write(json.dumps([one.to_dict() for one in result], allow_nan=False) + "\n")
+                sys.stdout.write(
+                    json.dumps([one.to_dict() for one in result], allow_nan=False) + "\n"
+                )
             else:
                 sys.stdout.write(result.to_json())
         else:
@@ -146,7 +154,9 @@ def print_text(text: str) -> None:
 
     for line in text.split("\n"):
         is_command = line.startswith(("Next: ", "file:"))
-        shown = line if is_command else textwrap.fill(line, terminal_width(), break_on_hyphens=False)
+        shown = (
+            line if is_command else textwrap.fill(line, terminal_width(), break_on_hyphens=False)
+        )
         sys.stdout.write(f"{shown}\n")
     sys.stdout.flush()
 

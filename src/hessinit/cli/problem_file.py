@@ -64,8 +64,9 @@ def problem():
     # Any function of (output, targets), or a loss of torch.nn. It should average over examples.
     loss = nn.CrossEntropyLoss()
 
-    # (inputs, targets), the examples along the first dimension: tensors, or tuples and dicts of them. A list
-    # of such pairs, or a DataLoader, is fine, too. A few hundred examples are enough to measure.
+    # (inputs, targets), the examples along the first dimension: tensors, or tuples and dicts of
+    # them. A list of such pairs, or a DataLoader, is fine, too. A few hundred examples are enough
+    # to measure.
     images, labels = load_digits()  # 1,797 real handwritten digits of 8×8 pixels
     data = images[:1000], labels[:1000]
 
@@ -78,18 +79,21 @@ def problem():
     #
     #     return model, loss, data, {{"forward": forward}}
     #
-    # The same dict may name the optimizer of your training, {{"optimizer": "adamw"}}, or hold a function that
-    # builds it: {{"optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=3e-4)}}.
+    # The same dict may name the optimizer of your training, {{"optimizer": "adamw"}}, or hold a
+    # function that builds it: {{"optimizer": lambda parameters: torch.optim.AdamW(parameters,
+    # lr=3e-4)}}.
 '''
 
 
 def new(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="Its name, which ends in .py.")] = USUAL_NAME,
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Its name, which ends in .py.")
+    ] = USUAL_NAME,
 ) -> None:
     """Write a commented file that runs, to put your network in.
 
-    It holds a small network and real digits, and works with measure, advise, initialize, track, compare and
-    sweep.
+    It holds a small network and real digits, and works with measure, advise, initialize, track,
+    compare and sweep.
 
     \b
     Examples:
@@ -111,7 +115,10 @@ def new(
 
 
 class Place(NamedTuple):
-    """Where a problem is defined; nothing of it has been run yet. A module's file need not exist."""
+    """Where a problem is defined; nothing of it has been run yet.
+
+    A module's file need not exist.
+    """
 
     source: str
     function: str
@@ -139,17 +146,25 @@ def find_problem(text: str) -> Place:
     """Return the place `file.py:function`; a missing file ends the command before anything is imported."""
     source, _, function = text.rpartition(":")
     is_file = source.endswith(".py") or "/" in source or os.sep in source
-    if not function.isidentifier() or not (is_file or all(map(str.isidentifier, source.split(".")))):
+    if not function.isidentifier() or not (
+        is_file or all(map(str.isidentifier, source.split(".")))
+    ):
         way = f"{text}:problem" if text.endswith(".py") else "net.py:problem"
-        stop(f"{text!r} is not of the form file.py:function or package.module:function, such as {way}.")
+        stop(
+            f"{text!r} is not of the form file.py:function or package.module:function, such as {way}."
+        )
     if not is_file:
         file = Path(*source.split(".")).with_suffix(".py")
         return Place(source, function, source, Path.cwd(), file, is_file)
     file = Path(source).resolve()
     if file.suffix != ".py" or not file.is_file():
-        near = did_you_mean(file.name, [each.name for each in file.parent.glob("*.py") if each.is_file()])
+        near = did_you_mean(
+            file.name, [each.name for each in file.parent.glob("*.py") if each.is_file()]
+        )
         way = near or f" `hessinit new {source}` writes one to begin with." * source.endswith(".py")
-        stop(f"{source} must be an existing Python file; there is none of that name in {file.parent}.{way}")
+        stop(
+            f"{source} must be an existing Python file; there is none of that name in {file.parent}.{way}"
+        )
     return Place(source, function, file.stem, file.parent, file, is_file)
 
 
@@ -176,7 +191,9 @@ def check_device(device: str | None) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as failure:
         reason = str(failure).strip().splitlines()[0].rstrip(".")
-        if reason.startswith("Expected one of"):  # some twenty words, of which nobody has the hardware
+        if reason.startswith(
+            "Expected one of"
+        ):  # some twenty words, of which nobody has the hardware
             reason = "torch has no device of that name"
         known = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
         stop(f"--device {device} cannot be used: {reason}. This machine has {', '.join(known)}.")
@@ -220,7 +237,8 @@ def _load_function(place: Place) -> Callable[[], Any]:
         try:
             module = importlib.import_module(place.module)
         except ModuleNotFoundError as failure:
-            # A missing import inside the module is the user's to see; a missing module is a wrong name.
+            # A missing import inside the module is the user's to see; a missing module is a wrong
+            # name.
             if not f"{place.module}.".startswith(f"{failure.name}."):
                 raise
             stop(f"there is no module {failure.name!r}, neither installed nor in {place.folder}.")
@@ -233,8 +251,11 @@ def _load_function(place: Place) -> Callable[[], Any]:
     function: Any = getattr(module, place.function, None)
     if not callable(function):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        near, listed = did_you_mean(place.function, names), ", ".join(names) or "none"
-        stop(f"{place.source} has no function {place.function!r}; its functions are {listed}.{near}")
+        near = did_you_mean(place.function, names)
+        listed = ", ".join(names) or "none"
+        stop(
+            f"{place.source} has no function {place.function!r}; its functions are {listed}.{near}"
+        )
     return function
 
 
@@ -260,16 +281,21 @@ def _call(function: Callable[[], Any], place: Place) -> LoadedProblem:
 class Builder:
     """Builds the problem's model anew. A worker gets the place and imports the file itself.
 
-    What the file draws when it is imported is the same in every process, and it prints in the first only.
+    What the file draws when it is imported is the same in every process, and it prints in the first
+    only.
     """
 
     def __init__(self, place: Place, mute: bool = False) -> None:
         from hessinit.problem.preserve import untouched_random_state
 
         self.place = place
-        with untouched_random_state(), contextlib.redirect_stdout(io.StringIO() if mute else sys.stdout):
+        with (
+            untouched_random_state(),
+            contextlib.redirect_stdout(io.StringIO() if mute else sys.stdout),
+        ):
             _seed(0)
-            # A worker can import it: it was started with our sys.path, or got the file with its work.
+            # A worker can import it: it was started with our sys.path, or got the file with its
+            # work.
             module = importlib.import_module(place.module) if mute else None
             self.function = getattr(module, place.function) if module else _load_function(place)
 

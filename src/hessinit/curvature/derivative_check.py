@@ -1,9 +1,10 @@
 """The independent check: finite differences of the plain model against the derivatives of the operators.
 
-The plain model is called as the user calls it, on both sides of its weights, along one random direction of
-all measured weights. The outputs must change as `J` says, the loss gradient by the outputs as `H_z` says, and
-for the exact Hessian the gradient of the whole loss as `H` says. This catches a graph that misses a path to a
-weight, a custom function whose backward is not its derivative, and a loss that computes its own gradient.
+The plain model is called as the user calls it, on both sides of its weights, along one random
+direction of all measured weights. The outputs must change as `J` says, the loss gradient by the
+outputs as `H_z` says, and for the exact Hessian the gradient of the whole loss as `H` says. This
+catches a graph that misses a path to a weight, a custom function whose backward is not its
+derivative, and a loss that computes its own gradient.
 """
 
 from __future__ import annotations
@@ -46,13 +47,19 @@ class Attempt:
     allowed: float
 
 
-# float32 needs a long step, over which a network with kinks differs from its derivative. What fails there is
-# tried in float64: steps that cross hardly any kink, and longer ones for a forward that rounds inside.
+# float32 needs a long step, over which a network with kinks differs from its derivative. What fails
+# there is tried in float64: steps that cross hardly any kink, and longer ones for a forward that
+# rounds inside.
 _OUTPUTS = (
     Attempt(torch.float32, 2e-3, 0.01),
     *(Attempt(torch.float64, step, 1e-3) for step in (1e-8, 1e-6, 1e-4, 2e-3)),
 )
-_KINKED = {"ReluBackward0", "LeakyReluBackward0", "HardtanhBackward0", "MaxPool2DWithIndicesBackward0"}
+_KINKED = {
+    "ReluBackward0",
+    "LeakyReluBackward0",
+    "HardtanhBackward0",
+    "MaxPool2DWithIndicesBackward0",
+}
 # Short enough for the millions of kinks of a convolutional network.
 _OF_SOME = Attempt(torch.float64, 1e-8, 0.01)
 _OF_SOME_GRADIENTS = Attempt(torch.float64, 1e-9, 0.01)
@@ -64,12 +71,13 @@ _LOSS = tuple(Attempt(torch.float64, step, 2e-3) for step in (1e-7, 1e-5, 1e-3))
 # For a forward, a loss or a device that supports float32 only.
 _SINGLE = tuple(Attempt(torch.float32, step, 0.02) for step in (2e-3, 5e-4, 1e-2))
 
-# The direction moves the output equally in all layers, except where a weight would have to move more than
-# 1 / _LEAST_EFFECT times as far as another one.
+# The direction moves the output equally in all layers, except where a weight would have to move
+# more than 1 / _LEAST_EFFECT times as far as another one.
 _LEAST_EFFECT = 1e-3
 # A weight with a smaller root mean square, such as a head of zeros, moves as if it had this one.
 _LEAST_SIZE = 1e-3
-# A row below this share of the whole is a difference of larger numbers, and is compared with this fraction.
+# A row below this share of the whole is a difference of larger numbers, and is compared with this
+# fraction.
 _LEAST_ROW = 1e-6
 # The derivative itself is known to so much, as a share of it.
 _ROUNDING = {"full": 0.0, "tf32": 0.01, "bf16": 0.1}
@@ -86,7 +94,8 @@ class GraphLinearization:
 
     def __init__(self, evaluation: Evaluation) -> None:
         self.evaluation = evaluation
-        # Of a vocabulary's logits some are enough; the difference between two outputs is taken in float64.
+        # Of a vocabulary's logits some are enough; the difference between two outputs is taken in
+        # float64.
         output = evaluation.output
         self._every = 1 if output.ndim < 2 else -(-output.numel() // _MOST_COMPARED)
 
@@ -95,7 +104,9 @@ class GraphLinearization:
         return output[..., :: self._every] if self._every > 1 else output
 
     def push(self, direction: Direction) -> Tensor:
-        return self.coordinates(self.evaluation.push(list(direction), list(direction.values())).detach())
+        return self.coordinates(
+            self.evaluation.push(list(direction), list(direction.values())).detach()
+        )
 
     def effects(self, direction: Direction, cotangent: Tensor | None = None) -> dict[str, float]:
         """Roughly the size of the change that each layer's entries of the direction make alone.
@@ -106,7 +117,10 @@ class GraphLinearization:
             cotangent = random_like(self.evaluation.output, seed_of_check(self.evaluation))
         pulled = self.evaluation.pull(list(direction), cotangent)
         pairs = zip(direction, pulled, strict=True)
-        return {name: _norm(one) * _norm(direction[name]) / math.sqrt(one.numel()) for name, one in pairs}
+        return {
+            name: _norm(one) * _norm(direction[name]) / math.sqrt(one.numel())
+            for name, one in pairs
+        }
 
 
 def has_kinks(evaluation: Evaluation) -> bool:
@@ -132,15 +146,22 @@ def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = No
             return [_as_row(linear.coordinates(output, examples))]
 
         def derive(at: Evaluation) -> Matrices:
-            return rows(linear.coordinates(at.push(list(direction), list(direction.values())).detach()))
+            return rows(
+                linear.coordinates(at.push(list(direction), list(direction.values())).detach())
+            )
 
         fractions = [1 / math.sqrt(len(direction))]  # an error of 5 % in one layer must be detected
         return _Comparison(
-            "the model's output", rows(derivative), values, derive, fractions=fractions,
+            "the model's output",
+            rows(derivative),
+            values,
+            derive,
+            fractions=fractions,
             precision=evaluation.problem.precision,
-        )  # fmt: skip
+        )
 
-    whole, attempts = comparison(), list(_OUTPUTS)
+    whole = comparison()
+    attempts = list(_OUTPUTS)
     if not evaluation.separable and has_kinks(evaluation):
         attempts.pop(0)  # a long step would cross many
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
@@ -169,17 +190,23 @@ def check_gradients(evaluation: Evaluation) -> None:
 
     def comparison(examined: Evaluation) -> _Comparison:
         def values(dtype: torch.dtype, step: float) -> Matrices:
-            problem, names = examined.problem, list(direction)
+            problem = examined.problem
+            names = list(direction)
             with moved(problem, direction, step, dtype) as weights:
                 output, gradients = problem.output_and_gradients(examined.batch, weights, names)
             return [_as_row(output), *map(_as_row, gradients)]
 
         return _Comparison(
-            "the loss's gradient", derive(examined), values, derive, fractions=fractions,
+            "the loss's gradient",
+            derive(examined),
+            values,
+            derive,
+            fractions=fractions,
             precision=evaluation.problem.precision,
-        )  # fmt: skip
+        )
 
-    whole, attempts = comparison(evaluation), list(_GRADIENTS)
+    whole = comparison(evaluation)
+    attempts = list(_GRADIENTS)
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
         if whole.passes(whole.attempt(attempts.pop(0))):
             return
@@ -197,14 +224,19 @@ def check_loss(evaluation: Evaluation) -> None:
         return
     loss_there = evaluation.at_output if evaluation.softmax is None else evaluation.loss_of_some()
     cut, gradient = loss_there.gradient
-    output, slope = cut.detach(), gradient.detach()
-    # A direction along which the loss rises, relative to the outputs: some losses need positive ones.
+    output = cut.detach()
+    slope = gradient.detach()
+    # A direction along which the loss rises, relative to the outputs: some losses need positive
+    # ones.
     columns = _columns(output)
     typical = columns.square().mean(1, keepdim=True).sqrt().expand_as(columns)
     sizes = columns.abs() + 0.01 * torch.where(typical > 0, typical, float(typical.max()) or 1.0)
     lengths = 0.1 + random_like(output, seed_of_check(evaluation)).abs()
-    direction = sizes.T.reshape(output.shape) * lengths * torch.where(slope < 0, -1.0, 1.0).to(output)
-    bend, rise = loss_there.hessian(direction), (slope.double() * direction.double()).sum()
+    direction = (
+        sizes.T.reshape(output.shape) * lengths * torch.where(slope < 0, -1.0, 1.0).to(output)
+    )
+    bend = loss_there.hessian(direction)
+    rise = (slope.double() * direction.double()).sum()
     if not bool(bend.isfinite().all()):
         return  # the engines report it
 
@@ -214,17 +246,23 @@ def check_loss(evaluation: Evaluation) -> None:
         (slope,) = torch.autograd.grad(loss, place, materialize_grads=True)
         return [_columns(slope.detach().double()), _as_row(loss)]
 
-    # An output that a confident softmax excludes has a curvature below the rounding error of the others.
+    # An output that a confident softmax excludes has a curvature below the rounding error of the
+    # others.
     least = 1e4 * float(torch.finfo(output.dtype).eps)
-    comparison = _Comparison("the loss", [_columns(bend.double()), _as_row(rise)], values, None, least)
+    comparison = _Comparison(
+        "the loss", [_columns(bend.double()), _as_row(rise)], values, None, least
+    )
     comparison.judge(evaluation, _LOSS if output.dtype == torch.float64 else _SINGLE)
 
 
-def check_answer(evaluations: Sequence[Evaluation], vector: Tensor | None, stated: LayerCurvature) -> None:
+def check_answer(
+    evaluations: Sequence[Evaluation], vector: Tensor | None, stated: LayerCurvature
+) -> None:
     """Compare the Gauss-Newton norm with `(J v)ᵀ H_z J v` of the plain model and loss, v being its vector.
 
-    What stands in for them (closed forms, substitutes, recorded graphs) has no part in it. Costs a forward
-    with tangents. Of the exact Hessian only substitutes stand in, which `check_gradients` sees.
+    What stands in for them (closed forms, substitutes, recorded graphs) has no part in it. Costs a
+    forward with tangents. Of the exact Hessian only substitutes stand in, which `check_gradients`
+    sees.
     """
     if vector is None or not evaluations[0].problem.check or stated.curvature == "hessian":
         return
@@ -243,8 +281,10 @@ def check_answer(evaluations: Sequence[Evaluation], vector: Tensor | None, state
 
 def _curvature_of_plain(evaluation: Evaluation, vector: Tensor) -> float:
     """Along the flat vector; nan where a custom function may drop the change silently."""
-    problem, batch = evaluation.problem, evaluation.batch
-    weights, shapes = weights_in(problem, problem.dtype), [leaf.shape for leaf in evaluation.leaves.values()]
+    problem = evaluation.problem
+    batch = evaluation.batch
+    weights = weights_in(problem, problem.dtype)
+    shapes = [leaf.shape for leaf in evaluation.leaves.values()]
     parts = operators.split(vector / torch.linalg.vector_norm(vector), shapes)
     with forward_ad.dual_level():
         for name, part in zip(evaluation.leaves, parts, strict=True):
@@ -268,16 +308,25 @@ class _Try:
 class _Comparison:
     """A derivative, and the function that it is compared with, row by row.
 
-    `values` evaluates the function in a precision, at a step along the direction; `derive` computes the
-    derivative of another evaluation, to tell rounding from a wrong one; `fractions` of the rows matter.
+    `values` evaluates the function in a precision, at a step along the direction; `derive` computes
+    the derivative of another evaluation, to tell rounding from a wrong one; `fractions` of the rows
+    matter.
     """
 
     def __init__(
-        self, what: str, derivative: Matrices, values: Callable[[torch.dtype, float], Matrices],
-        derive: Callable[[Evaluation], Matrices] | None, least: float = _LEAST_ROW,
-        fractions: Sequence[float] = (1.0,), precision: str = "full",
-    ) -> None:  # fmt: skip
-        self.what, self.derivative, self.values, self.derive = what, derivative, values, derive
+        self,
+        what: str,
+        derivative: Matrices,
+        values: Callable[[torch.dtype, float], Matrices],
+        derive: Callable[[Evaluation], Matrices] | None,
+        least: float = _LEAST_ROW,
+        fractions: Sequence[float] = (1.0,),
+        precision: str = "full",
+    ) -> None:
+        self.what = what
+        self.derivative = derivative
+        self.values = values
+        self.derive = derive
         self.least_allowed = _ROUNDING[precision]
         self.sizes = _norms(derivative)
         # A row that is a difference of much larger numbers is not known better.
@@ -287,8 +336,8 @@ class _Comparison:
     def judge(self, evaluation: Evaluation, attempts: Sequence[Attempt]) -> None:
         """Pass if an attempt agrees with the derivative, refuse if the closest one agrees with another one.
 
-        Rounding, kinks and jumps differ from step to step; another derivative does not. Attempts that agree
-        neither with the derivative nor with each other decide nothing.
+        Rounding, kinks and jumps differ from step to step; another derivative does not. Attempts
+        that agree neither with the derivative nor with each other decide nothing.
         """
         # No attempt in a lower precision than that of the measurement.
         lower = attempts is not _SINGLE and evaluation.problem.dtype == torch.float64
@@ -306,7 +355,9 @@ class _Comparison:
         for one in best:
             allowed = self.allowed(one)
             wrong = (one.off <= closest) & (one.off > allowed)
-            others = [_norms(_minus(one.change, other.change)) for other in best if other is not one]
+            others = [
+                _norms(_minus(one.change, other.change)) for other in best if other is not one
+            ]
             wrong &= torch.stack(others).min(0).values <= _AGREEMENT * one.off
             if bool(wrong.any()):
                 wrong &= one.off > allowed + self._explained(evaluation, one)
@@ -337,7 +388,9 @@ class _Comparison:
         """The distance that a kink at these weights and rounding, of function and derivative, can explain."""
         attempt = found.attempt
         sides = zip(found.plus, found.minus, self.values(attempt.dtype, 0.0), strict=True)
-        explained = _norms([(plus - 2 * middle + minus) / attempt.step for plus, minus, middle in sides])
+        explained = _norms(
+            [(plus - 2 * middle + minus) / attempt.step for plus, minus, middle in sides]
+        )
         explained += 4 * torch.finfo(attempt.dtype).eps * _norms(found.plus) / attempt.step
         if self.derive is not None and evaluation.problem.dtype == torch.float32:
             with contextlib.suppress(Exception):  # a forward that supports float32 only
@@ -381,7 +434,10 @@ def _draw_direction(evaluation: Evaluation, linear: GraphLinearization) -> dict[
     effects = linear.effects(drawn)
     smallest = min((one for one in effects.values() if one > 0), default=0.0)
     effect = max(smallest, _LEAST_EFFECT * max(effects.values()))
-    return {name: part * min(1.0, effect / (effects[name] or effect or 1.0)) for name, part in drawn.items()}
+    return {
+        name: part * min(1.0, effect / (effects[name] or effect or 1.0))
+        for name, part in drawn.items()
+    }
 
 
 def _columns(output: Tensor) -> Tensor:
@@ -395,9 +451,16 @@ def _norm(tensor: Tensor) -> float:
 
 
 def _explain(
-    evaluation: Evaluation, what: str, dtype: torch.dtype, change: float, derivative: float, off: float
+    evaluation: Evaluation,
+    what: str,
+    dtype: torch.dtype,
+    change: float,
+    derivative: float,
+    off: float,
 ) -> str:
-    causes, forward, loss = [], evaluation.output, evaluation.loss
+    causes = []
+    forward = evaluation.output
+    loss = evaluation.loss
     if what != "the loss":
         names = ", ".join(custom_functions(forward))
         if names:
@@ -417,7 +480,9 @@ def _explain(
                 f"{names} computes its gradient in the forward, as fused losses do, or its backward is not "
                 "the derivative; measure with the plain loss, such as F.cross_entropy"
             )
-        causes.append(".detach() or .item() inside the loss, as for weights that depend on the output")
+        causes.append(
+            ".detach() or .item() inside the loss, as for weights that depend on the output"
+        )
     percent = 100 * off / max(change, derivative)
     numbered = "; ".join(f"({number}) {cause}" for number, cause in enumerate(causes, 1))
     return (

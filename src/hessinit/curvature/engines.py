@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import derivative_check, lanczos, layer_uses, operators, rounding_error, stochastic
+from hessinit.curvature import (
+    derivative_check,
+    lanczos,
+    layer_uses,
+    operators,
+    rounding_error,
+    stochastic,
+)
 from hessinit.curvature.evaluation import (
     Evaluation,
     LossFactor,
@@ -38,7 +45,9 @@ class Extremes:
     bottom: Estimate
     engine: str
     reason: str
-    vector: Tensor | None = field(default=None, compare=False)  # of any length: that of the norm, if known
+    vector: Tensor | None = field(
+        default=None, compare=False
+    )  # of any length: that of the norm, if known
 
     @property
     def norm(self) -> Estimate:
@@ -65,7 +74,11 @@ class LanczosSettings:
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"tolerance": self.tolerance, "max_iterations": self.max_iterations, "seed": self.seed}
+        return {
+            "tolerance": self.tolerance,
+            "max_iterations": self.max_iterations,
+            "seed": self.seed,
+        }
 
 
 class Engine(ABC):
@@ -73,7 +86,9 @@ class Engine(ABC):
 
     name = "lanczos"
     reason: str
-    ends: lanczos.Which = "both"  # of the spectrum, that must converge in a block that may be indefinite
+    ends: lanczos.Which = (
+        "both"  # of the spectrum, that must converge in a block that may be indefinite
+    )
     _settings: LanczosSettings
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
@@ -116,14 +131,19 @@ class Engine(ABC):
         return found if len(found) > 1 else [replace(found[0], vector=searches[0].vector())]
 
 
-def with_rounding(extremes: Extremes, rounding: rounding_error.RoundingError, tolerance: float) -> Extremes:
+def with_rounding(
+    extremes: Extremes, rounding: rounding_error.RoundingError, tolerance: float
+) -> Extremes:
     """Add the rounding error of the operator; beyond `tolerance`, the estimates have not converged."""
-    norm, fraction = extremes.norm.value, rounding_error.CAUTION * rounding.relative
+    norm = extremes.norm.value
+    fraction = rounding_error.CAUTION * rounding.relative
     if not fraction or not math.isfinite(norm):
         return extremes
     if rounding.is_all:
         error = (1 + fraction) * norm + extremes.norm.error
-        zero = Estimate(0.0, error, True, "zero, up to the rounding of float32", extremes.top.products)
+        zero = Estimate(
+            0.0, error, True, "zero, up to the rounding of float32", extremes.top.products
+        )
         return replace(extremes, top=zero, bottom=replace(zero, products=0))
 
     def widen(estimate: Estimate) -> Estimate:
@@ -146,8 +166,14 @@ def scaled(estimate: Estimate, factor: float) -> Estimate:
 
 
 def measure_spectrum(
-    operator: Operator, settings: LanczosSettings, *, top: int, trace: bool, frobenius: bool, density: bool
-) -> dict[str, Any]:  # fmt: skip
+    operator: Operator,
+    settings: LanczosSettings,
+    *,
+    top: int,
+    trace: bool,
+    frobenius: bool,
+    density: bool,
+) -> dict[str, Any]:
     """The numbers asked for, under the names of `LayerCurvature`'s fields."""
     found: dict[str, Any] = {}
     if top:
@@ -165,15 +191,25 @@ def measure_spectrum(
 class LanczosEngine(Engine):
     """One Lanczos run per block; `rank` bounds that of a semidefinite curvature, None if it is indefinite.
 
-    Where nobody looked whether it is, `ends` is "norm": its other end is left with the error that it has.
+    Where nobody looked whether it is, `ends` is "norm": its other end is left with the error that
+    it has.
     """
 
     def __init__(
-        self, evaluations: Sequence[Evaluation], settings: LanczosSettings, reason: str, rank: int | None,
-        ends: lanczos.Which = "both", roots: Sequence[LossFactor] = (),
-    ) -> None:  # fmt: skip
-        self._evaluations, self._settings, self.reason, self._rank = evaluations, settings, reason, rank
-        self.ends, self._roots = ends, roots
+        self,
+        evaluations: Sequence[Evaluation],
+        settings: LanczosSettings,
+        reason: str,
+        rank: int | None,
+        ends: lanczos.Which = "both",
+        roots: Sequence[LossFactor] = (),
+    ) -> None:
+        self._evaluations = evaluations
+        self._settings = settings
+        self.reason = reason
+        self._rank = rank
+        self.ends = ends
+        self._roots = roots
         for evaluation, root in zip(evaluations, roots, strict=False):
             evaluation.factor = root
 
@@ -191,7 +227,8 @@ class LanczosEngine(Engine):
         return contextlib.nullcontext() if self._recorder is None else self._recorder.stream()
 
     def _block(self, names: Sequence[str]) -> Operator:
-        operator, recorder = self.operator(names), self._recorder
+        operator = self.operator(names)
+        recorder = self._recorder
         block = operator if recorder is None else operators.RecordedOperator(operator, recorder)
         return self._settings.watched(block, names)
 
@@ -209,18 +246,24 @@ class LanczosEngine(Engine):
 
     @cached_property
     def _starts(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        names, sums = list(self._evaluations[0].leaves), dict[str, Tensor]()
+        names = list(self._evaluations[0].leaves)
+        sums = dict[str, Tensor]()
         for number, evaluation in enumerate(self._evaluations):
-            output, root = evaluation.output, self._roots[number] if self._roots else evaluation.softmax
+            output = evaluation.output
+            root = self._roots[number] if self._roots else evaluation.softmax
             if root is None:
                 return {}, {}
             seed = self._settings.seed + number
-            stream = ProbeStream(output.numel(), seed=seed, dtype=output.dtype, device=output.device)
+            stream = ProbeStream(
+                output.numel(), seed=seed, dtype=output.dtype, device=output.device
+            )
             pulled = evaluation.pull(names, root.sample(stream.draw().view_as(output)))
             for name, one in zip(names, pulled, strict=True):
                 part = one * math.sqrt(evaluation.weight)
                 sums[name] = sums[name] + part if name in sums else part
-        squares = torch.stack([torch.linalg.vector_norm(one).double().square() for one in sums.values()])
+        squares = torch.stack(
+            [torch.linalg.vector_norm(one).double().square() for one in sums.values()]
+        )
         return sums, dict(zip(names, squares.tolist(), strict=True))
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
@@ -242,7 +285,8 @@ _FEW_NUMBERS = 2**23
 
 
 def _groups(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
-    groups, room = list[list[str]](), 0
+    groups = list[list[str]]()
+    room = 0
     for name in names:
         if sizes[name] > room:
             groups.append([])
@@ -254,7 +298,9 @@ def _groups(names: Sequence[str], sizes: Mapping[str, int]) -> list[list[str]]:
 
 def zero_bottom(rank: int, size: int) -> Estimate:
     """The smallest eigenvalue of a positive semidefinite matrix that is larger than its rank."""
-    return Estimate(0.0, 0.0, True, f"positive semidefinite, with rank at most {rank} for {size} weights", 0)
+    return Estimate(
+        0.0, 0.0, True, f"positive semidefinite, with rank at most {rank} for {size} weights", 0
+    )
 
 
 @dataclass(frozen=True)
@@ -267,7 +313,8 @@ class OutputHessian:
     weight: float
 
     def product(self, tangent: Tensor) -> Tensor:
-        found, along = None, tangent.view_as(self.gradient)
+        found = None
+        along = tangent.view_as(self.gradient)
         if self.gradient.requires_grad:
             (found,) = torch.autograd.grad(
                 self.gradient, [self.edge], along, retain_graph=True, allow_unused=True
@@ -280,8 +327,11 @@ class CallHessian(operators.LinearOperator):
     """`Aᵀ H_a A` on the flat weight, summed over batches."""
 
     def __init__(self, uses: Sequence[OutputHessian], leaf: Tensor) -> None:
-        self._uses, self._weight_shape = uses, leaf.shape
-        self.shape, self.dtype, self.device = (leaf.numel(), leaf.numel()), leaf.dtype, leaf.device
+        self._uses = uses
+        self._weight_shape = leaf.shape
+        self.shape = (leaf.numel(), leaf.numel())
+        self.dtype = leaf.dtype
+        self.device = leaf.device
 
     def _product(self, vector: Tensor) -> Tensor:
         weight = vector.view(self._weight_shape)
@@ -298,7 +348,9 @@ def seen_hessian(use: OutputHessian) -> CallHessian | None:
         values, vectors = torch.linalg.eigh(inner)
         kept = values > 1e-14 * values[-1]
         root = vectors[:, kept] * values[kept].sqrt()
-    seen = layer_uses.DenseCall(root.to(use.call.inputs), use.call.output_shape, stored_transposed=True)
+    seen = layer_uses.DenseCall(
+        root.to(use.call.inputs), use.call.output_shape, stored_transposed=True
+    )
     weight = seen.inputs.new_empty(seen.inputs.shape[1], use.call.output_shape[1])
     return CallHessian([replace(use, call=seen)], weight) if weight.numel() else None
 
@@ -307,7 +359,8 @@ class HessianEngine(Engine):
     reason = "exact second derivatives, reverse over reverse"
 
     def __init__(self, evaluations: Sequence[Evaluation], settings: LanczosSettings) -> None:
-        self._evaluations, self._settings = evaluations, settings
+        self._evaluations = evaluations
+        self._settings = settings
         self._unused = unused_leaves(evaluations)
         self._calls = [_single_calls(evaluation) for evaluation in evaluations]
 
@@ -325,14 +378,21 @@ class HessianEngine(Engine):
             return found
         # The directions that the inputs do not span have the eigenvalue 0.
         top = found.top if found.top.value > 0 else _zero(found.top)
-        return replace(found, top=top, bottom=found.bottom if found.bottom.value < 0 else _zero(found.bottom))
+        return replace(
+            found, top=top, bottom=found.bottom if found.bottom.value < 0 else _zero(found.bottom)
+        )
 
     def _through_output(self, name: str) -> operators.LinearOperator | None:
         if not all(name in calls for calls in self._calls):
             return None
-        uses, seen = [calls[name] for calls in self._calls], None
+        uses = [calls[name] for calls in self._calls]
+        seen = None
         call = uses[0].call
-        if len(uses) == 1 and isinstance(call, layer_uses.DenseCall) and call.rows < call.inputs.shape[1]:
+        if (
+            len(uses) == 1
+            and isinstance(call, layer_uses.DenseCall)
+            and call.rows < call.inputs.shape[1]
+        ):
             seen = seen_hessian(uses[0])
         return seen or CallHessian(uses, self._evaluations[0].problem.leaves[name])
 
@@ -346,7 +406,9 @@ def _zero(estimate: Estimate) -> Estimate:
 def _single_calls(evaluation: Evaluation) -> dict[str, OutputHessian]:
     """The leaves that are used exactly once, by a call with a known derivative."""
     uses = evaluation.uses
-    known = [one for one in known_calls(uses, evaluation.problem.leaves, 1) if len(uses[one.name]) == 1]
+    known = [
+        one for one in known_calls(uses, evaluation.problem.leaves, 1) if len(uses[one.name]) == 1
+    ]
     if not known:
         return {}
     gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
@@ -354,7 +416,9 @@ def _single_calls(evaluation: Evaluation) -> dict[str, OutputHessian]:
     )
     pairs = zip(known, gradients, strict=True)
     found = [(one, gradient) for one, gradient in pairs if gradient is not None]
-    return {one.name: OutputHessian(one.call, one.edge, grad, evaluation.weight) for one, grad in found}
+    return {
+        one.name: OutputHessian(one.call, one.edge, grad, evaluation.weight) for one, grad in found
+    }
 
 
 # Beyond, the Cholesky factor of a matrix of that size costs more than the search it saves.
@@ -369,13 +433,17 @@ class GramCurvature(operators.LinearOperator):
         first = per_batch[0]
         self.shapes = [gram.weight_shape for gram in first]
         size = sum(int(torch.Size(shape).numel()) for shape in self.shapes)
-        self.shape, self.dtype, self.device = (size, size), first[0].dtype, first[0].device
+        self.shape = (size, size)
+        self.dtype = first[0].dtype
+        self.device = first[0].device
 
     def _product(self, vector: Tensor) -> Tensor:
         weights = operators.split(vector, self.shapes)
         found = []
         for grams in self.per_batch:
-            moved = operators.add_up([gram.push(weight) for gram, weight in zip(grams, weights, strict=True)])
+            moved = operators.add_up(
+                [gram.push(weight) for gram, weight in zip(grams, weights, strict=True)]
+            )
             moved = moved * grams[0].scale
             found.append(operators.join([gram.pull(moved) for gram in grams]))
         return sum(found[1:], found[0])
@@ -384,12 +452,17 @@ class GramCurvature(operators.LinearOperator):
 class GramLinearization(derivative_check.GraphLinearization):
     """The Jacobian as the Gram engine computes it, in the coordinates `Sᵀz` of the output."""
 
-    def __init__(self, evaluation: Evaluation, columns: Tensor, grams: Mapping[str, LayerGram]) -> None:
+    def __init__(
+        self, evaluation: Evaluation, columns: Tensor, grams: Mapping[str, LayerGram]
+    ) -> None:
         super().__init__(evaluation)
-        self._columns, self._grams = columns, grams
+        self._columns = columns
+        self._grams = grams
 
     def coordinates(self, output: Tensor, examples: Tensor | None = None) -> Tensor:
-        columns = self._columns if examples is None else self._columns[:, examples.to(output.device)]
+        columns = (
+            self._columns if examples is None else self._columns[:, examples.to(output.device)]
+        )
         return (columns.to(output.dtype) * output).reshape(*columns.shape[:2], -1).sum(2).T
 
     def push(self, direction: Mapping[str, Tensor]) -> Tensor:
@@ -399,7 +472,9 @@ class GramLinearization(derivative_check.GraphLinearization):
             found.append(super().push(others))  # in these coordinates
         return torch.stack(found).sum(0)
 
-    def effects(self, direction: Mapping[str, Tensor], cotangent: Tensor | None = None) -> dict[str, float]:
+    def effects(
+        self, direction: Mapping[str, Tensor], cotangent: Tensor | None = None
+    ) -> dict[str, float]:
         known, others = self._pushed(direction)
         found = {name: float(change.double().norm()) for name, change in known.items()}
         if others:
@@ -408,7 +483,9 @@ class GramLinearization(derivative_check.GraphLinearization):
             found |= super().effects(others, torch.einsum("cn,cn...->n...", factors, self._columns))
         return found
 
-    def _pushed(self, direction: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
+    def _pushed(
+        self, direction: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
         known = {name: gram.push(direction[name]) for name, gram in self._grams.items()}
         return known, {name: part for name, part in direction.items() if name not in known}
 
@@ -419,9 +496,16 @@ class GramEngine(Engine):
     name = "gram"
 
     def __init__(
-        self, grams: Sequence[dict[str, LayerGram]], unused: set[str], general: LanczosEngine, reason: str
+        self,
+        grams: Sequence[dict[str, LayerGram]],
+        unused: set[str],
+        general: LanczosEngine,
+        reason: str,
     ) -> None:
-        self._grams, self._unused, self._general, self.reason = grams, unused, general, reason
+        self._grams = grams
+        self._unused = unused
+        self._general = general
+        self.reason = reason
         self._settings = general._settings
 
     def is_cheap(self, names: Sequence[str]) -> bool:
@@ -440,8 +524,11 @@ class GramEngine(Engine):
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
         # The small Gram problems run in lockstep.
         small = [name for name in names if self._is_small([name])]
-        grams, options = [self._grams[0][name] for name in small], self._settings.options
-        watched = [self._settings.watched(gram, [name]) for name, gram in zip(small, grams, strict=True)]
+        grams = [self._grams[0][name] for name in small]
+        options = self._settings.options
+        watched = [
+            self._settings.watched(gram, [name]) for name, gram in zip(small, grams, strict=True)
+        ]
         tops = lanczos.lockstep_tops(watched, **options) if grams else []
         self._settings.done(*small)
         solved = zip(small, grams, tops, strict=True)
@@ -461,7 +548,9 @@ class GramEngine(Engine):
         first, *others = [gram for grams in per_batch for gram in grams]
         if self._is_small(known):
             gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first
-            search = lanczos.LanczosSearch(settings.watched(gram, names), which="top", **settings.options)
+            search = lanczos.LanczosSearch(
+                settings.watched(gram, names), which="top", **settings.options
+            )
             found = self._from_gram(lanczos.run_together([search])[0].top, [first, *others])
             vector = search.vector().to(first.device, first.dtype)
             pulled = operators.join([one.pull(vector) for one in (first, *others)])
@@ -474,7 +563,9 @@ class GramEngine(Engine):
         if isinstance(first, WrittenGram) and not others and first.weights <= _LARGEST_MATRIX:
             matrix = first.factor.T @ first.factor
             top = scaled(lanczos.lanczos(matrix, which="top", **settings.options).top, first.scale)
-            bottom = lanczos.smallest_eigenvalue(matrix, tolerance=settings.tolerance, seed=settings.seed)
+            bottom = lanczos.smallest_eigenvalue(
+                matrix, tolerance=settings.tolerance, seed=settings.seed
+            )
             return Extremes(top, scaled(bottom, first.scale), self.name, self.reason)
         rank = sum(grams[0].shape[0] for grams in per_batch)
         return self._search(rank, settings.watched(GramCurvature(per_batch), names))[0]
@@ -490,7 +581,8 @@ class GramEngine(Engine):
         return Extremes(scaled(top, grams[0].scale), bottom, self.name, self.reason)
 
 
-# Rough costs: a backward pass is less than half a gradient, a block by Lanczos a dozen products of 0.4.
+# Rough costs: a backward pass is less than half a gradient, a block by Lanczos a dozen products of
+# 0.4.
 _GRADIENTS_PER_COLUMN = 0.4
 _GRADIENTS_PER_BLOCK = 5.0
 # Lanczos keeps vectors of this length, and the rows of the inner products are squared.
@@ -498,11 +590,15 @@ _MOST_ROWS = 16_384
 
 
 def build_engine(
-    evaluations: Sequence[Evaluation], curvature: str, settings: LanczosSettings, estimator: str = "auto"
+    evaluations: Sequence[Evaluation],
+    curvature: str,
+    settings: LanczosSettings,
+    estimator: str = "auto",
 ) -> Engine:
     """The engine of "gauss-newton" or "hessian", after the check of the derivatives.
 
-    Gauss-Newton goes by Gram matrices where examples and outputs allow it and it is cheaper, else by Lanczos.
+    Gauss-Newton goes by Gram matrices where examples and outputs allow it and it is cheaper, else
+    by Lanczos.
     """
     for evaluation in evaluations:
         derivative_check.check_loss(evaluation)
@@ -514,7 +610,8 @@ def build_engine(
     reason = "estimator='lanczos' was asked for"
     costly = too_many_outputs(evaluations) if estimator == "auto" else None
     if costly:
-        reason, ends = costly, "norm"
+        reason = costly
+        ends = "norm"
     elif estimator != "lanczos":
         found = _gram_engine(evaluations, settings)
         if isinstance(found, GramEngine) or (estimator == "auto" and isinstance(found, Engine)):
@@ -558,7 +655,9 @@ def _gram_engine(evaluations: Sequence[Evaluation], settings: LanczosSettings) -
     roots = loss_roots(evaluations)
     if isinstance(roots, str):
         return roots
-    grams = [trace_grams(evaluation, root) for evaluation, root in zip(evaluations, roots, strict=True)]
+    grams = [
+        trace_grams(evaluation, root) for evaluation, root in zip(evaluations, roots, strict=True)
+    ]
     rank = sum(root.columns.shape[0] * root.columns.shape[1] for root in roots)
     unused = unused_leaves(evaluations)
     leaves = [name for name in evaluations[0].problem.leaves if name not in unused]

@@ -23,17 +23,23 @@ Direction = Mapping[str, Tensor]
 
 
 def output_at(
-    evaluation: Evaluation, direction: Direction, step: float, dtype: torch.dtype,
+    evaluation: Evaluation,
+    direction: Direction,
+    step: float,
+    dtype: torch.dtype,
     examples: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The output at the weights plus `step` times the direction, of some examples; costs one forward."""
     problem = evaluation.problem
     batch = evaluation.batch if examples is None else evaluation.batch.take(examples)
     with moved(problem, direction, step, dtype) as weights:
         with contextlib.suppress(RuntimeError, ProblemError), torch.no_grad():
             return problem.output(batch, weights=weights, plain=True)
-        # A forward that differentiates by its inputs or its weights needs the graph; any other fails again.
-        weights = {name: weight.requires_grad_(name in direction) for name, weight in weights.items()}
+        # A forward that differentiates by its inputs or its weights needs the graph; any other
+        # fails again.
+        weights = {
+            name: weight.requires_grad_(name in direction) for name, weight in weights.items()
+        }
         return problem.output(batch, weights=weights, plain=True).detach()
 
 
@@ -51,7 +57,8 @@ def moved(
     for name, part in direction.items():
         weights[name] = torch.add(weights[name], part.to(dtype), alpha=step)
     own = {name: problem.model.get_parameter(name) for name in direction}
-    # Another dtype would cut a parameter off from hooks that wait for its gradient, as those of DDP do.
+    # Another dtype would cut a parameter off from hooks that wait for its gradient, as those of DDP
+    # do.
     own = {name: one for name, one in own.items() if one.dtype == dtype and not one.is_inference()}
     saved = {name: one.data for name, one in own.items()}
     try:
@@ -75,7 +82,9 @@ class OutputLoss:
     """The loss as a function of the output of some examples, cut off from the model."""
 
     def __init__(self, problem: Problem, output: Tensor, batch: Batch) -> None:
-        self.problem, self.batch, self._output = problem, batch, output
+        self.problem = problem
+        self.batch = batch
+        self._output = output
 
     @cached_property
     def gradient(self) -> tuple[Tensor, Tensor]:
@@ -99,24 +108,29 @@ class OutputLoss:
 class SoftmaxHessian:
     """`H_z` of a cross-entropy, in closed form: `w (diag p − p pᵀ)` in every row of logits.
 
-    Works through some rows at a time, so that of a vocabulary's logits no second copy is held; in the dtype
-    of the weights, which is that of the loss.
+    Works through some rows at a time, so that of a vocabulary's logits no second copy is held; in
+    the dtype of the weights, which is that of the loss.
     """
 
     def __init__(self, output: Tensor, dimension: int, weights: Tensor) -> None:
-        self._logits, self._dimension, self._weights = output, dimension, weights
+        self._logits = output
+        self._dimension = dimension
+        self._weights = weights
 
     @classmethod
     def found(cls, output: Tensor, loss: OutputLoss, seed: int) -> SoftmaxHessian | None:
         """The closed form, if in every row the loss's own product is that of a cross-entropy, up to rounding.
 
-        A cross-entropy does not bend along ones, as other losses of the logits do: they are half the tangent.
+        A cross-entropy does not bend along ones, as other losses of the logits do: they are half
+        the tangent.
         """
         tangent = probes.random_like(output, seed, loss.problem.loss_dtype) + 1
         product = loss.hessian(tangent)
         for dimension in (-1, 1) if output.ndim > 2 else (-1,):
             found = cls(
-                output, dimension, torch.zeros_like(tangent.select(dimension, 0)).unsqueeze(dimension)
+                output,
+                dimension,
+                torch.zeros_like(tangent.select(dimension, 0)).unsqueeze(dimension),
             )
             if bool(product.any()) and found._fits(tangent, product):
                 return found
@@ -130,14 +144,21 @@ class SoftmaxHessian:
         ):
             shares = torch.softmax(logits, 1, dtype=tangent.dtype)
             along = shares * along
-            closed, size = along - shares * along.sum(1, keepdim=True), along.abs_()
+            closed = along - shares * along.sum(1, keepdim=True)
+            size = along.abs_()
             largest = 1 + logits.abs().amax(1, keepdim=True).to(size)
-            rounding = size.add_(shares * size.sum(1, keepdim=True)).mul_(_LAST_PLACES * digit * largest)
-            # In units of its rounding, a number that a confident softmax makes small counts as any other one.
-            closed, expected = closed / rounding.add_(digit**2), expected / rounding
+            rounding = size.add_(shares * size.sum(1, keepdim=True)).mul_(
+                _LAST_PLACES * digit * largest
+            )
+            # In units of its rounding, a number that a confident softmax makes small counts as any
+            # other one.
+            closed = closed / rounding.add_(digit**2)
+            expected = expected / rounding
             square = closed.square().sum(1, keepdim=True)
             # Where all is rounding, as in a row whose softmax is 0 and 1, nothing tells the weight.
-            weights.copy_(torch.where(square > 1, (closed * expected).sum(1, keepdim=True) / square, 0))
+            weights.copy_(
+                torch.where(square > 1, (closed * expected).sum(1, keepdim=True) / square, 0)
+            )
             allowed = torch.where(square > 1, weights, weights.amax())
             if not bool(((expected - weights * closed).abs() <= allowed).all()):
                 return False
@@ -146,7 +167,8 @@ class SoftmaxHessian:
     def product(self, tangent: Tensor) -> Tensor:
         """Overwrites the tangent."""
         for logits, weights, some in self._rows(tangent):
-            shares, along = torch.softmax(logits, 1, dtype=weights.dtype), some.to(weights.dtype)
+            shares = torch.softmax(logits, 1, dtype=weights.dtype)
+            along = some.to(weights.dtype)
             mean = (shares * along).sum(1, keepdim=True)
             some.copy_(shares.mul_(along.sub_(mean)).mul_(weights))
         return tangent
@@ -177,10 +199,18 @@ class Evaluation:
     """A batch's output and loss with their graphs, built on first use; at the problem's weights or others."""
 
     def __init__(
-        self, problem: Problem, batch: Batch, weight: float = 1.0, weights: Mapping[str, Tensor] | None = None
+        self,
+        problem: Problem,
+        batch: Batch,
+        weight: float = 1.0,
+        weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.problem, self.batch, self.weight = problem, batch, weight
-        self.leaves = problem.leaves if weights is None else {name: weights[name] for name in problem.leaves}
+        self.problem = problem
+        self.batch = batch
+        self.weight = weight
+        self.leaves = (
+            problem.leaves if weights is None else {name: weights[name] for name in problem.leaves}
+        )
         self._weights = weights
         self.passed: set[str] = set()  # the checks of derivatives that were made
         self.separable = False  # whether a part of the batch can be evaluated alone
@@ -193,10 +223,15 @@ class Evaluation:
         one.output, one.loss, one.separable = check_forward(problem, batch)
         one.loss_value = float(one.loss.detach())
         if one.output.numel() > _LARGE_OUTPUT:
-            del one.loss  # its graph holds the output several times over; whoever needs it evaluates again
-        # When each leaf was first used, in the forward's own count; None for a leaf it does not touch.
+            del (
+                one.loss
+            )  # its graph holds the output several times over; whoever needs it evaluates again
+        # When each leaf was first used, in the forward's own count; None for a leaf it does not
+        # touch.
         one.moments = {name: uses[0].moment if uses else None for name, uses in one.uses.items()}
-        one.paddings = {name: {use.padding for use in uses} - {None} for name, uses in one.uses.items()}
+        one.paddings = {
+            name: {use.padding for use in uses} - {None} for name, uses in one.uses.items()
+        }
         return one
 
     loss_value: float
@@ -205,7 +240,16 @@ class Evaluation:
 
     def forget(self) -> None:
         """Free the graphs and most of the memory; the next use evaluates again."""
-        for name in ("output", "loss", "uses", "gradients", "adjoint", "at_output", "softmax", "_recorded"):
+        for name in (
+            "output",
+            "loss",
+            "uses",
+            "gradients",
+            "adjoint",
+            "at_output",
+            "softmax",
+            "_recorded",
+        ):
             self.__dict__.pop(name, None)
 
     @cached_property
@@ -233,7 +277,9 @@ class Evaluation:
 
     def _by_leaf(self, output: Tensor, cotangent: Tensor | None) -> dict[str, Tensor]:
         leaves = list(self.leaves.values())
-        found = torch.autograd.grad(output, leaves, cotangent, create_graph=True, materialize_grads=True)
+        found = torch.autograd.grad(
+            output, leaves, cotangent, create_graph=True, materialize_grads=True
+        )
         return dict(zip(self.leaves, found, strict=True))
 
     @cached_property
@@ -255,13 +301,16 @@ class Evaluation:
         """The numbers of some examples; of one or two, where they are large."""
         some = self.batch.sample()
         numbers = sum(one.numel() for one in tensors_in(self.batch.inputs)) // self.batch.size
-        some = some[:2] if numbers > 2**16 else some  # an image of 224², with all that its layers make of it
+        some = (
+            some[:2] if numbers > 2**16 else some
+        )  # an image of 224², with all that its layers make of it
         each = self.output[:1].numel() if self.output.ndim else 1
         return some[:1] if each > _LARGE_OUTPUT // 8 else some
 
     def loss_of_some(self) -> OutputLoss:
         """The loss of the outputs of some examples, or of all where it does not take fewer."""
-        some, outputs = self.sample(), self.output.detach()
+        some = self.sample()
+        outputs = self.output.detach()
         part = OutputLoss(self.problem, outputs[some.to(outputs.device)], self.batch.take(some))
         with contextlib.suppress(Exception):  # whatever a loss that needs the whole batch raises
             assert part.gradient is not None
@@ -288,7 +337,8 @@ class Evaluation:
     def push(self, names: Sequence[str], along: Sequence[Tensor]) -> Tensor:
         """`J` times a change of the named leaves.
 
-        Tangents pass through the recorded graph; where that cannot be, `Jᵀu` is differentiated by `u`.
+        Tangents pass through the recorded graph; where that cannot be, `Jᵀu` is differentiated by
+        `u`.
         """
         leaves = [self.leaves[name] for name in names]
         along = [one.to(leaf.dtype) for one, leaf in zip(along, leaves, strict=True)]
@@ -301,13 +351,17 @@ class Evaluation:
 
     def hessian(self, names: Sequence[str], tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The Hessian of the loss times a change of the named leaves, reverse over reverse."""
-        gradients, leaves = [self.gradients[name] for name in names], [self.leaves[name] for name in names]
+        gradients = [self.gradients[name] for name in names]
+        leaves = [self.leaves[name] for name in names]
         return _grad_along(gradients, leaves, tangents)
 
     def pull(self, names: Sequence[str], cotangent: Tensor) -> tuple[Tensor, ...]:
         """`Jᵀ` times a cotangent of the output, for the named leaves."""
-        leaves, output = [self.leaves[name] for name in names], self.output
-        return torch.autograd.grad(output, leaves, cotangent, retain_graph=True, materialize_grads=True)
+        leaves = [self.leaves[name] for name in names]
+        output = self.output
+        return torch.autograd.grad(
+            output, leaves, cotangent, retain_graph=True, materialize_grads=True
+        )
 
 
 def _grad_along(
@@ -348,14 +402,18 @@ def evaluate(problem: Problem) -> list[Evaluation]:
 def find_reduction(evaluations: Sequence[Evaluation]) -> str | None:
     """Whether the loss is a "mean" or a "sum" over examples; None if it is neither.
 
-    Where the outputs of a batch are joined with others, the gradients of a mean shrink by the batch's share.
+    Where the outputs of a batch are joined with others, the gradients of a mean shrink by the
+    batch's share.
     """
     problem = evaluations[0].problem
     if problem.reduction != "auto":
         return problem.reduction
-    first, second = evaluations[0], evaluations[-1]
+    first = evaluations[0]
+    second = evaluations[-1]
     pairs = [(first, first), (first, second), (second, first)]
-    factors = [_shrinkage(one, other) for one, other in (pairs if second is not first else pairs[:1])]
+    factors = [
+        _shrinkage(one, other) for one, other in (pairs if second is not first else pairs[:1])
+    ]
     known = [factor for factor in factors if factor is not None]
     if not known:
         # Torch's own losses are what they say; that of anybody else may say anything.
@@ -384,7 +442,8 @@ def _shrinkage(one: Evaluation, other: Evaluation) -> float | None:
     except Exception:  # whatever a loss that knows its batch raises
         return None
     (gradient,) = torch.autograd.grad(loss, place)
-    found, alone = gradient[: len(outputs[0])].double(), one.at_output.gradient[1].detach().double()
+    found = gradient[: len(outputs[0])].double()
+    alone = one.at_output.gradient[1].detach().double()
     square = float((alone * alone).sum())
     if square == 0 or not math.isfinite(square):
         return None
@@ -412,8 +471,10 @@ DRAW_AGAIN = (
     "Scale the weights of the last layers down, or draw new ones; in training, the learning rate was too "
     "large."
 )
-# A loss that bends by less, and at smaller outputs by so many times more, has only rounding errors left.
-_TINY, _MOST_TIMES_FLATTER = 1e-60, 1e12
+# A loss that bends by less, and at smaller outputs by so many times more, has only rounding errors
+# left.
+_TINY = 1e-60
+_MOST_TIMES_FLATTER = 1e12
 # Of an output's own curvature; beyond, a square root would be one of rounding errors.
 _MOST_ROUNDING = 1e-4
 
@@ -456,7 +517,8 @@ def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     if scale < _TINY:
         check_curved(evaluation)
     matrices = (matrices + matrices.transpose(0, 2, 1)) / (2 * scale)
-    # Each output is judged against its own curvature: a head with a millionth of the loss has layers, too.
+    # Each output is judged against its own curvature: a head with a millionth of the loss has
+    # layers, too.
     sizes = np.sqrt(np.abs(np.diagonal(matrices, axis1=1, axis2=2)).max(0))
     inverse = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
     own = matrices * inverse[:, None] * inverse
@@ -467,12 +529,14 @@ def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     # Orthonormal columns: what the mean of semidefinite matrices sends to zero, each of them does.
     values, vectors = np.linalg.eigh(own.mean(0))
     kept: krylov.Array = vectors[:, values > rounding * max(values[-1], 0.0)]
-    small, lowest = kept.T @ own @ kept, 0.0
+    small = kept.T @ own @ kept
+    lowest = 0.0
     try:
         roots = np.linalg.cholesky(small)
     except np.linalg.LinAlgError:  # three times slower, but singular matrices are welcome
         values, vectors = np.linalg.eigh(small)
-        roots, lowest = vectors * np.sqrt(np.clip(values, 0.0, None))[:, None], float(values.min())
+        roots = vectors * np.sqrt(np.clip(values, 0.0, None))[:, None]
+        lowest = float(values.min())
     roots = kept @ roots
     # An output with a zero diagonal entry and nonzero off-diagonal ones shows only in the product.
     squares = sizes[:, None] * (roots @ roots.transpose(0, 2, 1)) * sizes
@@ -480,18 +544,23 @@ def factor_loss_hessian(evaluation: Evaluation) -> LossFactor | str:
     if lowest < -rounding or not (np.abs(squares - matrices) <= allowed).all():
         return "the loss is not convex in the output"
     factors = sizes[:, None] * roots
-    columns = torch.from_numpy(np.ascontiguousarray(factors.transpose(2, 0, 1))).to(evaluation.output)
+    columns = torch.from_numpy(np.ascontiguousarray(factors.transpose(2, 0, 1))).to(
+        evaluation.output
+    )
     return LossFactor(columns.view(-1, *evaluation.output.shape), scale)
 
 
 def _blocks(evaluation: Evaluation) -> Tensor:
     """(examples, width, width): the Hessian of the loss by each example's own output."""
     output = evaluation.output
-    size, width = output.shape[0], output[0].numel()
+    size = output.shape[0]
+    width = output[0].numel()
     cut, gradient = evaluation.at_output.gradient
     if not gradient.requires_grad:
         return cut.new_zeros(size, width, width)
-    unit = torch.eye(width, dtype=cut.dtype, device=cut.device).unsqueeze(1).expand(width, size, width)
+    unit = (
+        torch.eye(width, dtype=cut.dtype, device=cut.device).unsqueeze(1).expand(width, size, width)
+    )
     directions = unit.reshape(width, *output.shape)
     (rows,) = layer_uses.batched_grad(gradient, [cut], directions) or (None,)
     if rows is None:
@@ -504,7 +573,9 @@ def _noise_of_separate_examples(evaluation: Evaluation, blocks: Tensor) -> krylo
     output = evaluation.output
     size, width = blocks.shape[:2]
     direction = probes.random_like(output, evaluation.problem.seed, blocks.dtype).view(size, width)
-    products = [evaluation.at_output.hessian((factor * direction).view_as(output)) for factor in (1, 3)]
+    products = [
+        evaluation.at_output.hessian((factor * direction).view_as(output)) for factor in (1, 3)
+    ]
     found, thrice = (product.reshape(size, width) for product in products)
     expected = torch.bmm(blocks, direction.unsqueeze(2)).squeeze(2)
     noise = 16 * (thrice / 3 - found).abs().amax(0)  # three times the direction rounds differently
@@ -530,7 +601,8 @@ def _flat_loss_error(evaluation: Evaluation, here: float) -> ProblemError | None
 
     None where it bends by `here`, and by no more than that and many times more elsewhere.
     """
-    output, problem = evaluation.output.detach(), evaluation.problem
+    output = evaluation.output.detach()
+    problem = evaluation.problem
     probe = probes.random_like(output, problem.seed)
     size = float(output.abs().max()) or 1.0
     beyond = output + size * probe

@@ -1,8 +1,9 @@
 """The Gram engine: every layer's Gauss-Newton curvature from a few shared backward passes.
 
-With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV`, where a row of `V` is the gradient
-of one column of S in one example: the layer's input times the gradient at its output, which one backward pass
-per column brings to all layers. The Gram matrix `V Vᵀ` (examples × outputs) has the same nonzero eigenvalues.
+With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV`, where a row of `V` is
+the gradient of one column of S in one example: the layer's input times the gradient at its output,
+which one backward pass per column brings to all layers. The Gram matrix `V Vᵀ` (examples × outputs)
+has the same nonzero eigenvalues.
 """
 
 from __future__ import annotations
@@ -36,17 +37,26 @@ def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
 class LayerGram(operators.LinearOperator):
     """`V Vᵀ` of one layer, by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block."""
 
-    def __init__(self, traced: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float) -> None:
-        self.traced, self.weight_shape, self.scale = list(traced), weight_shape, scale
+    def __init__(
+        self, traced: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float
+    ) -> None:
+        self.traced = list(traced)
+        self.weight_shape = weight_shape
+        self.scale = scale
         first = self.traced[0].signals
-        self.examples, self.columns = first.shape[0], first.shape[1]
+        self.examples = first.shape[0]
+        self.columns = first.shape[1]
         self.shape = (self.examples * self.columns,) * 2
-        self.dtype, self.device = first.dtype, first.device
+        self.dtype = first.dtype
+        self.device = first.device
         self.weights = int(torch.Size(weight_shape).numel())
         self.matrix: Tensor | None = None
         self._inner: Tensor | None = None
         call = self.traced[0].call if len(self.traced) == 1 else None
-        if isinstance(call, layer_uses.DenseCall) and call.rows == self.examples <= 2 * call.inputs.shape[1]:
+        if (
+            isinstance(call, layer_uses.DenseCall)
+            and call.rows == self.examples <= 2 * call.inputs.shape[1]
+        ):
             self._inner = call.inputs @ call.inputs.T  # cheaper than the weight
         if self._inner is not None and self.shape[0] <= _LARGEST_MATRIX:
             # So small that the calls of a product cost more than the arithmetic: `V Vᵀ` itself.
@@ -75,7 +85,8 @@ class LayerGram(operators.LinearOperator):
         found = []
         for one in self.traced:
             rows = rows_by_example(one.call.push(weight), self.examples, one.time_first)
-            # A row vector times the transpose: the same sum as signals @ column, by a faster CPU kernel.
+            # A row vector times the transpose: the same sum as signals @ column, by a faster CPU
+            # kernel.
             found.append(torch.bmm(rows.unsqueeze(1), one.signals.mT).view(-1))
         return operators.add_up(found)
 
@@ -83,13 +94,20 @@ class LayerGram(operators.LinearOperator):
 class WrittenGram(LayerGram):
     """A `LayerGram` that stores `V`: for layers with fewer weights than outputs, as first convolutions."""
 
-    def __init__(self, call: layer_uses.ConvolutionCall, size: int, like: Tensor, scale: float) -> None:
-        self.weight_shape, self.weights, self.scale = tuple(call.weight.shape), call.weight.numel(), scale
+    def __init__(
+        self, call: layer_uses.ConvolutionCall, size: int, like: Tensor, scale: float
+    ) -> None:
+        self.weight_shape = tuple(call.weight.shape)
+        self.weights = call.weight.numel()
+        self.scale = scale
         rows = like.shape[0] * call.weight.shape[0], call.weight[0].numel()
         self._by_example = like.new_empty(size, *rows)
-        self.factor, self.matrix = self._by_example.view(-1, self.weights), None
+        self.factor = self._by_example.view(-1, self.weights)
+        self.matrix = None
         self._arrived: list[Tensor] = []
-        self.shape, self.dtype, self.device = (len(self.factor),) * 2, like.dtype, like.device
+        self.shape = (len(self.factor),) * 2
+        self.dtype = like.dtype
+        self.device = like.device
 
     def receive(self, column: int, part: slice, gradient: Tensor) -> None:
         self._arrived.append(gradient)
@@ -97,13 +115,19 @@ class WrittenGram(LayerGram):
     def add(self, call: layer_uses.Call, part: slice) -> None:
         """Patches times signals, for all columns of a few examples at a time."""
         assert isinstance(call, layer_uses.ConvolutionCall)
-        gradients, self._arrived = self._arrived, []
+        gradients = self._arrived
+        self._arrived = []
         step = max(1, _NUMBERS_AT_ONCE // (call.weight[0].numel() * gradients[0][0, 0].numel()))
         for first in range(0, call.rows, step):
             some = slice(first, min(first + step, call.rows))
-            kernel, dilation = tuple(call.weight.shape[2:]), tuple(call.dilation)
-            patches = F.unfold(call.inputs[some], kernel, dilation, tuple(call.padding), tuple(call.stride))
-            signals = torch.stack([column[some].flatten(2) for column in gradients], dim=1).flatten(1, 2)
+            kernel = tuple(call.weight.shape[2:])
+            dilation = tuple(call.dilation)
+            patches = F.unfold(
+                call.inputs[some], kernel, dilation, tuple(call.padding), tuple(call.stride)
+            )
+            signals = torch.stack([column[some].flatten(2) for column in gradients], dim=1).flatten(
+                1, 2
+            )
             place = self._by_example[part.start + some.start : part.start + some.stop]
             torch.bmm(signals, patches.transpose(1, 2), out=place)
 
@@ -122,7 +146,9 @@ class SumOfGrams(operators.LinearOperator):
         matrices = [gram.matrix for gram in grams if gram.matrix is not None]
         self._matrix = torch.stack(matrices).sum(0) if matrices else None
         self._others = [gram for gram in grams if gram.matrix is None]
-        self.shape, self.dtype, self.device = grams[0].shape, grams[0].dtype, grams[0].device
+        self.shape = grams[0].shape
+        self.dtype = grams[0].dtype
+        self.device = grams[0].device
 
     def _product(self, vector: Tensor) -> Tensor:
         found = [gram._product(vector) for gram in self._others]
@@ -147,13 +173,16 @@ def known_calls(uses: layer_uses.Uses, leaves: dict[str, Tensor], size: int) -> 
     for name, found in uses.items():
         known = [(use, layer_uses.read_call(use, leaves[name])) for use in found]
         if all(call is not None and call.rows % size == 0 for _, call in known):
-            calls += [KnownCall(name, call, GradientEdge(use.node, 0)) for use, call in known if call]
+            calls += [
+                KnownCall(name, call, GradientEdge(use.node, 0)) for use, call in known if call
+            ]
     return calls
 
 
 def separable_calls(evaluation: Evaluation) -> list[KnownCall]:
     """The known calls of the leaves that no call mixes the examples for, with the layouts of their rows."""
-    problem, output = evaluation.problem, evaluation.output
+    problem = evaluation.problem
+    output = evaluation.output
     calls = known_calls(evaluation.uses, problem.leaves, output.shape[0])
     pairs = list(zip(calls, find_layouts(output, calls, problem.seed), strict=True))
     mixed = {one.name for one, layout in pairs if layout is None}
@@ -166,13 +195,18 @@ def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[
         return []
     size = output.shape[0]
     fitting = [[False, True] if one.call.rows > size > 1 else [False] for one in calls]
-    stream = probes.ProbeStream(output.numel() + size, seed=seed, dtype=output.dtype, device=output.device)
+    stream = probes.ProbeStream(
+        output.numel() + size, seed=seed, dtype=output.dtype, device=output.device
+    )
     probe = stream.draw()
     for whole, shared, factors in layer_uses.probe_examples(
-        lambda cotangent: backward(output, calls, cotangent), probe[size:].view_as(output), probe[:size]
+        lambda cotangent: backward(output, calls, cotangent),
+        probe[size:].view_as(output),
+        probe[:size],
     ):
         for one, orders, base, gradient in zip(calls, fitting, whole, shared, strict=True):
-            first, second = base.reshape(one.call.rows, -1), gradient.reshape(one.call.rows, -1)
+            first = base.reshape(one.call.rows, -1)
+            second = gradient.reshape(one.call.rows, -1)
             for order in list(orders):
                 expected, found = (rows_by_example(rows, size, order) for rows in (first, second))
                 if not layer_uses.in_proportion(expected, found, factors):
@@ -186,7 +220,9 @@ def backward(output: Tensor, calls: Sequence[KnownCall], cotangent: Tensor) -> l
         output, [one.edge for one in calls], cotangent, retain_graph=True, allow_unused=True
     )
     pairs = zip(calls, found, strict=True)
-    return [cotangent.new_zeros(one.call.output_shape) if grad is None else grad for one, grad in pairs]
+    return [
+        cotangent.new_zeros(one.call.output_shape) if grad is None else grad for one, grad in pairs
+    ]
 
 
 class CallSignals:
@@ -194,7 +230,8 @@ class CallSignals:
 
     def __init__(self, one: KnownCall, size: int, like: Tensor) -> None:
         outputs = int(torch.Size(one.call.output_shape).numel()) // size
-        self.time_first, self._calls = one.time_first, list[layer_uses.Call]()
+        self.time_first = one.time_first
+        self._calls = list[layer_uses.Call]()
         self.signals = like.new_empty(size, like.shape[0], outputs)
 
     def add(self, call: layer_uses.Call, part: slice) -> None:
@@ -202,11 +239,14 @@ class CallSignals:
 
     def receive(self, column: int, part: slice, gradient: Tensor) -> None:
         """What a column of the root sends to the call's output, in a part of the batch."""
-        self.signals[part, column] = rows_by_example(gradient, part.stop - part.start, self.time_first)
+        self.signals[part, column] = rows_by_example(
+            gradient, part.stop - part.start, self.time_first
+        )
 
     @cached_property
     def call(self) -> layer_uses.Call:
-        calls, self._calls = self._calls, []
+        calls = self._calls
+        self._calls = []
         return calls[0].on(torch.cat([one.inputs for one in calls])) if len(calls) > 1 else calls[0]
 
     def rows(self, per_example: Tensor) -> Tensor:
@@ -232,48 +272,63 @@ def collector_for(one: KnownCall, size: int, like: Tensor, scale: float, uses: i
     return CallSignals(one, size, like)
 
 
-# Signals of so many examples at a time take about this many bytes, or as many as the layers' own outputs.
+# Signals of so many examples at a time take about this many bytes, or as many as the layers' own
+# outputs.
 BYTES_AT_ONCE = 2**25
 
 
-def trace_grams(evaluation: Evaluation, root: LossFactor, *, split: bool = True) -> dict[str, LayerGram]:
+def trace_grams(
+    evaluation: Evaluation, root: LossFactor, *, split: bool = True
+) -> dict[str, LayerGram]:
     """The Gram operators of all leaves whose every use is a known linear call.
 
     Costs a backward pass per column of the root. With `split`, large batches go through in pieces.
     """
-    problem, size = evaluation.problem, evaluation.output.shape[0]
+    problem = evaluation.problem
+    size = evaluation.output.shape[0]
     plan = separable_calls(evaluation)
     if not plan:
         return {}
-    names, scale = [one.name for one in plan], root.scale * evaluation.weight
-    collectors = [collector_for(one, size, root.columns, scale, names.count(one.name)) for one in plan]
+    names = [one.name for one in plan]
+    scale = root.scale * evaluation.weight
+    collectors = [
+        collector_for(one, size, root.columns, scale, names.count(one.name)) for one in plan
+    ]
     step = _examples_at_once(plan, root, size)
     # Only rows by example can be split, and no frozen random draw.
     in_order = size == evaluation.batch.size and not any(one.time_first for one in plan)
     if split and step < size and in_order and not problem.drew:
         outlines = [_outline(one, size) for one in plan]
-        # The graph of the whole batch must not stand beside those of the pieces: nothing may hold on to it.
+        # The graph of the whole batch must not stand beside those of the pieces: nothing may hold
+        # on to it.
         del plan
         whole = evaluation.output.detach()
         evaluation.forget()
         pieces = [slice(first, min(first + step, size)) for first in range(0, size, step)]
         # A function for each piece: its graph goes before the next one comes.
-        if not all(_gather_piece(evaluation, whole, root, one, outlines, collectors) for one in pieces):
+        if not all(
+            _gather_piece(evaluation, whole, root, one, outlines, collectors) for one in pieces
+        ):
             return trace_grams(evaluation, root, split=False)
     else:
         _gather(evaluation.output, plan, root.columns, slice(0, size), collectors)
     grams: dict[str, LayerGram] = {}
     for name in dict.fromkeys(names):
-        found = [collector for other, collector in zip(names, collectors, strict=True) if other == name]
+        found = [
+            collector for other, collector in zip(names, collectors, strict=True) if other == name
+        ]
         signals = [one for one in found if isinstance(one, CallSignals)]
         shape = tuple(problem.leaves[name].shape)
-        grams[name] = found[0] if isinstance(found[0], WrittenGram) else LayerGram(signals, shape, scale)
+        grams[name] = (
+            found[0] if isinstance(found[0], WrittenGram) else LayerGram(signals, shape, scale)
+        )
     return grams
 
 
 def _examples_at_once(plan: Sequence[KnownCall], root: LossFactor, size: int) -> int:
     numbers = sum(int(torch.Size(one.call.output_shape).numel()) for one in plan)
-    outputs, device = root.columns.element_size() * numbers, root.columns.device
+    outputs = root.columns.element_size() * numbers
+    device = root.columns.device
     room = max(BYTES_AT_ONCE, outputs)
     if device.type == "cuda":  # small pieces starve a GPU, and it has the room
         room = max(room, torch.cuda.get_device_properties(device).total_memory // 16)
@@ -284,7 +339,8 @@ def _examples_at_once(plan: Sequence[KnownCall], root: LossFactor, size: int) ->
 def _outline(one: KnownCall, size: int) -> tuple[tuple[object, ...], Tensor]:
     """Name, kind and shape of a call, and the length of each example's input.
 
-    Outputs alone do not tell: a head of zeros gives the same ones whatever BatchNorm made of its input.
+    Outputs alone do not tell: a head of zeros gives the same ones whatever BatchNorm made of its
+    input.
     """
     rows, *others = one.call.output_shape
     inputs = one.call.inputs if one.call.inputs.is_floating_point() else one.call.inputs.double()
@@ -293,11 +349,17 @@ def _outline(one: KnownCall, size: int) -> tuple[tuple[object, ...], Tensor]:
 
 
 def _gather_piece(
-    evaluation: Evaluation, whole: Tensor, root: LossFactor, part: slice,
-    outlines: Sequence[tuple[tuple[object, ...], Tensor]], collectors: Sequence[Collector],
-) -> bool:  # fmt: skip
+    evaluation: Evaluation,
+    whole: Tensor,
+    root: LossFactor,
+    part: slice,
+    outlines: Sequence[tuple[tuple[object, ...], Tensor]],
+    collectors: Sequence[Collector],
+) -> bool:
     """Gather the signals of a piece; False if the model treats it differently from the whole."""
-    problem, size, names = evaluation.problem, part.stop - part.start, {kind[0] for kind, _ in outlines}
+    problem = evaluation.problem
+    size = part.stop - part.start
+    names = {kind[0] for kind, _ in outlines}
     try:
         output = problem.output(evaluation.batch.take(torch.arange(part.start, part.stop)))
     except Exception:
@@ -322,7 +384,11 @@ _DENSE = {"AddmmBackward0", "MmBackward0"}
 
 
 def _gather(
-    output: Tensor, plan: Sequence[KnownCall], columns: Tensor, part: slice, collectors: Sequence[Collector]
+    output: Tensor,
+    plan: Sequence[KnownCall],
+    columns: Tensor,
+    part: slice,
+    collectors: Sequence[Collector],
 ) -> None:
     edges = [one.edge for one in plan]
     kinds = {type(edge.node).__name__ for edge in edges}

@@ -23,24 +23,33 @@ _LARGEST_FOR_NUMPY = 24
 
 class LanczosState:
     dtype: torch.dtype
-    steps, scale, exhausted = 0, 0.0, False
+    steps = 0
+    scale = 0.0
+    exhausted = False
 
 
 class LanczosProcess(LanczosState):
     """Lanczos with full reorthogonalization, orthogonal to the orthonormal columns of `locked` (deflation).
 
-    All numbers are in units of `scale`, a power of two chosen from the first product, so the iteration is the
-    same for 1e-30·A and 1e30·A. `exhausted` means that the Krylov space is invariant, `finite` turns False
-    when a product is not finite; after either there is nothing left to do. With `most_blocks`, only the last
-    vectors are kept, for the Ritz values alone: orthogonality fades where an eigenvalue has converged.
+    All numbers are in units of `scale`, a power of two chosen from the first product, so the
+    iteration is the same for 1e-30·A and 1e30·A. `exhausted` means that the Krylov space is
+    invariant, `finite` turns False when a product is not finite; after either there is nothing left
+    to do. With `most_blocks`, only the last vectors are kept, for the Ritz values alone:
+    orthogonality fades where an eigenvalue has converged.
     """
 
     def __init__(
-        self, operator: probes.Operator, initial: Tensor, locked: Tensor | None = None,
+        self,
+        operator: probes.Operator,
+        initial: Tensor,
+        locked: Tensor | None = None,
         most_blocks: int | None = None,
-    ) -> None:  # fmt: skip
-        self.operator, self.size, self.dtype = operator, probes.operator_size(operator), operator.dtype
-        self.finite, self._most_blocks = True, most_blocks
+    ) -> None:
+        self.operator = operator
+        self.size = probes.operator_size(operator)
+        self.dtype = operator.dtype
+        self.finite = True
+        self._most_blocks = most_blocks
         self.tridiagonal = np.zeros((32, 32))  # the lower triangle
         self.betas: list[float] = []  # one a step
         self._largest = self._beta = 0.0
@@ -69,7 +78,9 @@ class LanczosProcess(LanczosState):
         if not self.scale:
             self._most = product.abs().max()
             exponent = (torch.frexp(self._most).exponent - 1).clamp(-self._limit, self._limit)
-            self._inverse = torch.ldexp(torch.ones_like(self._most), -exponent)  # exact: a power of two
+            self._inverse = torch.ldexp(
+                torch.ones_like(self._most), -exponent
+            )  # exact: a power of two
         basis = [*self._locked, *self._blocks[:-1], self._blocks[-1][: self._rows_used]]
         candidate = self._next_row()
         torch.mul(product, self._inverse, out=candidate)
@@ -128,8 +139,9 @@ class LanczosProcess(LanczosState):
             self.tridiagonal[row, row - 1] = self._beta
         self._largest = max(self._largest, abs(alpha), beta)
         self.steps = row + 1
-        # A β at the level of roundoff means that the space is invariant: the Ritz values are eigenvalues, all
-        # to which the initial vector has a component (a random one has one to each, with probability 1).
+        # A β at the level of roundoff means that the space is invariant: the Ritz values are
+        # eigenvalues, all to which the initial vector has a component (a random one has one to
+        # each, with probability 1).
         self.exhausted = beta <= self._roundoff * self._largest or self.steps == self._room
         self._beta = 0.0 if self.exhausted else beta
         self.betas.append(self._beta)
@@ -137,7 +149,9 @@ class LanczosProcess(LanczosState):
     def _next_row(self) -> Tensor:
         if not self._blocks or self._rows_used == len(self._blocks[-1]):
             rows = min(self._room + 1, 256, max(4, _NUMBERS_PER_BLOCK // self.size))
-            self._blocks.append(torch.empty(rows, self.size, dtype=self.dtype, device=self.operator.device))
+            self._blocks.append(
+                torch.empty(rows, self.size, dtype=self.dtype, device=self.operator.device)
+            )
             self._rows_used = 0
             if self._most_blocks is not None:
                 del self._blocks[: -self._most_blocks]
@@ -163,18 +177,21 @@ def worth_checking(steps: int) -> bool:
     return 4 <= steps <= 24 or (steps > 24 and steps % max(2, steps // 12) == 0)
 
 
-# The residual must be below this share of √tolerance, so that the gap to the next Ritz value means something.
+# The residual must be below this share of √tolerance, so that the gap to the next Ritz value means
+# something.
 CAUTION = 0.03
-# How far beyond the value, in tolerances, a rare eigenvalue may lie unseen near convergence; and beyond an
-# end that cannot be the norm, where 3 would take a fifth more products for a Hessian, and 20 take 1 % more.
-MAX_UNSEEN, MAX_UNSEEN_FAR = 3.0, 20.0
+# How far beyond the value, in tolerances, a rare eigenvalue may lie unseen near convergence; and
+# beyond an end that cannot be the norm, where 3 would take a fifth more products for a Hessian, and
+# 20 take 1 % more.
+MAX_UNSEEN = 3.0
+MAX_UNSEEN_FAR = 20.0
 
 
 def rarity(tolerance: float) -> float:
     """The share of initial vectors that may miss an eigenvalue, if there is one where they would.
 
-    1 % for a tolerance of 1e-3 and less, 5 % for 0.1: whoever asks for one digit wants it soon, and few
-    layers have such an eigenvalue (benchmarks/tolerances.py counts what is missed).
+    1 % for a tolerance of 1e-3 and less, 5 % for 0.1: whoever asks for one digit wants it soon, and
+    few layers have such an eigenvalue (benchmarks/tolerances.py counts what is missed).
 
     >>> [round(rarity(tolerance), 3) for tolerance in (1e-6, 1e-3, 1e-2, 0.1, 0.5)]
     [0.01, 0.01, 0.032, 0.05, 0.05]
@@ -186,7 +203,8 @@ def rarity(tolerance: float) -> float:
 class RitzExtreme:
     """An extreme Ritz value, its residual ‖A y − θ y‖, and the Kato–Temple bound.
 
-    `unseen` is how far beyond it an eigenvalue may lie, as by `unseen_distance`; None if nobody asks.
+    `unseen` is how far beyond it an eigenvalue may lie, as by `unseen_distance`; None if nobody
+    asks.
     """
 
     value: float
@@ -199,10 +217,10 @@ class RitzExtreme:
     def is_converged(self, tolerance: float, norm: float) -> bool:
         """Within `tolerance · norm`, as far as one initial vector can tell.
 
-        The Ritz value is a lower bound of the norm, and with `unseen` a probable upper one.
-        Near convergence the Kato–Temple bound is smaller. It trusts a gap that is unknown in an unsplit
-        cluster, or while a larger eigenvalue still grows out of the initial vector; so the residual must be
-        small, and an eigenvalue much further out unlikely.
+        The Ritz value is a lower bound of the norm, and with `unseen` a probable upper one. Near
+        convergence the Kato–Temple bound is smaller. It trusts a gap that is unknown in an unsplit
+        cluster, or while a larger eigenvalue still grows out of the initial vector; so the residual
+        must be small, and an eigenvalue much further out unlikely.
         """
         if self.bounded:
             return self.bound <= tolerance * norm
@@ -219,7 +237,8 @@ class RitzExtreme:
         unseen = self.unseen or 0.0
         if not self.is_converged(tolerance, norm):
             return max(self.residual, unseen)
-        # In an unsplit cluster the eigenvalue is off by the residual or a little more, not by the bound.
+        # In an unsplit cluster the eigenvalue is off by the residual or a little more, not by the
+        # bound.
         most = tolerance * norm * (MAX_UNSEEN_FAR if self.is_far else 1)
         return min(max(self.bound, 3 * self.residual, unseen), max(self.bound, most))
 
@@ -232,7 +251,8 @@ def read_extreme(
     |θ − λ| ≤ r for some eigenvalue λ, and |θ − λ| ≤ r²/gap, gap being the distance from θ to the others
     (Kato–Temple; Parlett, theorem 11.7.1), here taken from the next Ritz value less its own residual.
     """
-    value, residual = float(values[index]), float(residuals[index])
+    value = float(values[index])
+    residual = float(residuals[index])
     bound = residual
     if len(values) > 1:
         neighbour = 1 if index == 0 else -2
@@ -247,11 +267,12 @@ def unseen_distance(
 ) -> float:
     """How far beyond an extreme Ritz value an eigenvalue can lie unseen, but for a rare initial vector.
 
-    The next Lanczos vector is p(A) times the initial one, p(λ) = Π(λ − θᵢ) / Πβᵢ. If the initial vector has
-    the component γ along an eigenvector with the eigenvalue λ, the next one has γ·p(λ), at most 1. A random
-    vector has |γ| below rare·√(π / 2 size) with the probability `rare`; so λ lies where p(λ) is at most
-    √(2 size / π) / rare (van Dorsselaer, Hochstenbach, van der Vorst, Computing probabilistic bounds for
-    extreme eigenvalues of symmetric matrices with the Lanczos method, 2000).
+    The next Lanczos vector is p(A) times the initial one, p(λ) = Π(λ − θᵢ) / Πβᵢ. If the initial
+    vector has the component γ along an eigenvector with the eigenvalue λ, the next one has γ·p(λ),
+    at most 1. A random vector has |γ| below rare·√(π / 2 size) with the probability `rare`; so λ
+    lies where p(λ) is at most √(2 size / π) / rare (van Dorsselaer, Hochstenbach, van der Vorst,
+    Computing probabilistic bounds for extreme eigenvalues of symmetric matrices with the Lanczos
+    method, 2000).
 
     >>> unseen_distance(np.array([0.0, 1.0]), [0.5, 1e-4], -1, 100) < 0.04
     True
@@ -263,8 +284,8 @@ def unseen_distance(
     if gaps.size and not gaps.min() > 0:
         gaps = np.maximum(gaps, np.finfo(np.float64).tiny)
     limit = math.log(math.sqrt(2 * size / math.pi) / rare) + float(np.log(betas).sum())
-    # Newton's steps for log d in log d + Σ log(d + gapᵢ) = limit, convex and increasing: from above, every
-    # one of them is an upper bound. At first the gaps alone, or d alone.
+    # Newton's steps for log d in log d + Σ log(d + gapᵢ) = limit, convex and increasing: from
+    # above, every one of them is an upper bound. At first the gaps alone, or d alone.
     place = min(limit - float(np.log(gaps).sum()), limit / len(values))
     for _ in range(8):
         distance = math.exp(place)
@@ -279,16 +300,21 @@ def spectral_norm(values: Array) -> float:
     return max(abs(float(values[0])), abs(float(values[-1])))
 
 
-# So small an operator is searched to the end: among so few dimensions, an initial vector that hardly sees the
-# leading eigenvector is not rare.
+# So small an operator is searched to the end: among so few dimensions, an initial vector that
+# hardly sees the leading eigenvector is not rare.
 SMALL = 16
 
 
 def conclude(
-    extreme: RitzExtreme, state: LanczosState, norm: float, tolerance: float, max_iterations: int,
+    extreme: RitzExtreme,
+    state: LanczosState,
+    norm: float,
+    tolerance: float,
+    max_iterations: int,
     needed: bool = True,
-) -> Estimate:  # fmt: skip
-    steps, scale = state.steps, state.scale
+) -> Estimate:
+    steps = state.steps
+    scale = state.scale
     if scale == 0:
         return Estimate(0.0, 0.0, True, "the operator is zero on a random vector", steps)
     if math.isinf(scale):
@@ -301,13 +327,17 @@ def conclude(
     converged = reachable and (is_exact or extreme.is_converged(tolerance, norm))
     if not reachable:
         level = f"the rounding level {rounding:.0e} of {state.dtype}"
-        reason = f"tolerance={tolerance:g} is below {level}; use torch.float64 or a larger tolerance"
+        reason = (
+            f"tolerance={tolerance:g} is below {level}; use torch.float64 or a larger tolerance"
+        )
     elif is_exact:
         reason = f"exact up to rounding: {steps} steps span all that the operator reaches"
     elif converged:
         reason = f"settled, error {error / norm:.0e} of the norm, within tolerance={tolerance:g}"
     elif not needed:
-        reason = f"known to {error / norm:.0e} of the norm, which the other end of the spectrum makes"
+        reason = (
+            f"known to {error / norm:.0e} of the norm, which the other end of the spectrum makes"
+        )
     else:
         left = f"residual {extreme.residual / norm:.0e} of the norm"
         reason = f"stopped at max_iterations={max_iterations} with {left}; raise max_iterations or tolerance"

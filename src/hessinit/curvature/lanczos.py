@@ -17,8 +17,10 @@ from hessinit.results.curvature_report import Estimate
 
 Which = Literal["both", "top", "norm"]
 
-# Of an operator with so many rows, as the embedding of a vocabulary, some vectors are kept, not all.
-_LARGE, _BLOCKS_OF_LARGE = 2**24, 3
+# Of an operator with so many rows, as the embedding of a vocabulary, some vectors are kept, not
+# all.
+_LARGE = 2**24
+_BLOCKS_OF_LARGE = 3
 # An extreme counts for the norm from this share of it on.
 _MAKES_THE_NORM = 0.9
 
@@ -35,23 +37,32 @@ class LanczosResult:
 
 
 def lanczos(
-    operator: probes.Operator, *, which: Which = "both", tolerance: float = 1e-3, max_iterations: int = 200,
-    seed: int = 0, semidefinite: bool = False,
-) -> LanczosResult:  # fmt: skip
+    operator: probes.Operator,
+    *,
+    which: Which = "both",
+    tolerance: float = 1e-3,
+    max_iterations: int = 200,
+    seed: int = 0,
+    semidefinite: bool = False,
+) -> LanczosResult:
     """The largest and the smallest eigenvalue; the one of larger size to `tolerance` times the spectral norm.
 
-    The error of the other is at most 20 times that. The same for 1e-30·A and 1e30·A. Costs one product per
-    step (typically 5 to 30) and keeps one vector per step. With which="top" only the largest eigenvalue has
-    to converge, with "norm" the one of largest size.
+    The error of the other is at most 20 times that. The same for 1e-30·A and 1e30·A. Costs one
+    product per step (typically 5 to 30) and keeps one vector per step. With which="top" only the
+    largest eigenvalue has to converge, with "norm" the one of largest size.
 
     >>> extremes = lanczos(torch.diag(torch.linspace(-2.0, 3.0, 50, dtype=torch.float64)))
     >>> abs(extremes.top.value - 3) <= extremes.top.error <= 3e-3
     True
     """
     search = LanczosSearch(
-        operator, which=which, tolerance=tolerance, max_iterations=max_iterations, seed=seed,
+        operator,
+        which=which,
+        tolerance=tolerance,
+        max_iterations=max_iterations,
+        seed=seed,
         semidefinite=semidefinite,
-    )  # fmt: skip
+    )
     return run_together([search])[0]
 
 
@@ -73,16 +84,28 @@ class LanczosSearch:
     is_done = False
 
     def __init__(
-        self, operator: probes.Operator, *, which: Which, tolerance: float, max_iterations: int, seed: int,
-        semidefinite: bool = False, start: Start | None = None,
-    ) -> None:  # fmt: skip
-        self._size, self._start = probes.operator_size(operator), start
+        self,
+        operator: probes.Operator,
+        *,
+        which: Which,
+        tolerance: float,
+        max_iterations: int,
+        seed: int,
+        semidefinite: bool = False,
+        start: Start | None = None,
+    ) -> None:
+        self._size = probes.operator_size(operator)
+        self._start = start
         if which not in ("both", "top", "norm"):
             way = "For the bottom alone pass -operator"
-            raise ValueError(f"which={which!r} is unknown; choose from 'both', 'top', 'norm'. {way}.")
-        self._which, self._tolerance = which, validate.check_tolerance(tolerance)
+            raise ValueError(
+                f"which={which!r} is unknown; choose from 'both', 'top', 'norm'. {way}."
+            )
+        self._which = which
+        self._tolerance = validate.check_tolerance(tolerance)
         self._most = validate.check_whole("max_iterations", max_iterations, at_least=1)
-        self._semidefinite, self._limit = semidefinite, min(max_iterations, self._size)
+        self._semidefinite = semidefinite
+        self._limit = min(max_iterations, self._size)
         first = start.vector if start is not None else probes.probe_stream(operator, seed).draw()
         most = _BLOCKS_OF_LARGE if self._size >= _LARGE else None
         self._process = krylov.LanczosProcess(operator, first, most_blocks=most)
@@ -97,7 +120,8 @@ class LanczosSearch:
         if not process.finite:
             high, low = (krylov.not_finite(process.steps + 1, sign) for sign in (1.0, -1.0))
             both = low if self._which != "top" else None
-            self.result, self.is_done = LanczosResult(high, both, high, process.steps + 1, ()), True
+            self.result = LanczosResult(high, both, high, process.steps + 1, ())
+            self.is_done = True
             return
         last = process.exhausted or process.steps == self._limit
         if not last and (self._size <= krylov.SMALL or not krylov.worth_checking(process.steps)):
@@ -107,14 +131,17 @@ class LanczosSearch:
         top, bottom = (self._read(values, residuals, index, norm) for index in (-1, 0))
         if not last and not self._has_converged(top, bottom, norm):
             return
-        tolerance, most = self._tolerance, self._most
+        tolerance = self._tolerance
+        most = self._most
         all_needed = self._which != "norm" or process.steps == self._limit
         needed = [all_needed or abs(one.value) == norm for one in (top, bottom)]
         high = krylov.conclude(top, process, norm, tolerance, most, needed[0])
         low = krylov.conclude(bottom, process, norm, tolerance, most, needed[1])
-        below, ritz = low if self._which != "top" else None, tuple((values * process.scale).tolist())
+        below = low if self._which != "top" else None
+        ritz = tuple((values * process.scale).tolist())
         found = LanczosResult(high, below, _larger(high, low, tolerance), process.steps, ritz)
-        self.result, self.is_done = found, True
+        self.result = found
+        self.is_done = True
 
     def vector(self) -> Tensor:
         """The unit Ritz vector of the norm; zeros where there is none, or not all of the basis was kept."""
@@ -128,11 +155,13 @@ class LanczosSearch:
         self, values: krylov.Array, residuals: krylov.Array, index: int, norm: float
     ) -> krylov.RitzExtreme:
         value = float(values[index])
-        # A semidefinite operator has no negative eigenvalue: a small Ritz value bounds the smallest one.
+        # A semidefinite operator has no negative eigenvalue: a small Ritz value bounds the smallest
+        # one.
         close = value <= self._tolerance * norm or self._which == "norm"
         if index == 0 and self._semidefinite and value >= 0 and close:
             return krylov.RitzExtreme(value, value, value, bounded=True)
-        rare, betas = krylov.rarity(self._tolerance), self._process.betas
+        rare = krylov.rarity(self._tolerance)
+        betas = self._process.betas
         unseen = krylov.unseen_distance(values, betas, index, self._dimensions(value), rare)
         is_far = abs(value) <= min(_MAKES_THE_NORM * norm, norm - unseen) and self._which != "norm"
         return krylov.read_extreme(values, residuals, index, unseen, is_far)
@@ -144,7 +173,9 @@ class LanczosSearch:
         # Along an eigenvector it is N(0, λ): of the square of its length, the share λ.
         return min(self._start.square / max(value * self._process.scale, 1e-300), 1e300)
 
-    def _has_converged(self, top: krylov.RitzExtreme, bottom: krylov.RitzExtreme, norm: float) -> bool:
+    def _has_converged(
+        self, top: krylov.RitzExtreme, bottom: krylov.RitzExtreme, norm: float
+    ) -> bool:
         needed = {"both": (top, bottom), "top": (top,), "norm": ()}[self._which]
         if self._which == "norm":
             other, larger = sorted((bottom, top), key=lambda one: abs(one.value))
@@ -180,8 +211,10 @@ def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
 
 class _Inverse:
     def __init__(self, factor: Tensor) -> None:
-        self.factor, self.shape = factor, tuple(factor.shape)
-        self.dtype, self.device = factor.dtype, factor.device
+        self.factor = factor
+        self.shape = tuple(factor.shape)
+        self.dtype = factor.dtype
+        self.device = factor.device
 
     def __matmul__(self, vector: Tensor) -> Tensor:
         return torch.cholesky_solve(vector.unsqueeze(1), self.factor).squeeze(1)
@@ -207,20 +240,29 @@ _ROWS = 32
 
 class _LockstepRun(krylov.LanczosState):
     def __init__(self, index: int, operator: probes.Operator) -> None:
-        self.index, self.operator, self.dtype = index, operator, operator.dtype
+        self.index = index
+        self.operator = operator
+        self.dtype = operator.dtype
         self.betas: list[float] = []
 
 
 def lockstep_tops(
-    operators: Sequence[probes.Operator], *, tolerance: float = 1e-3, max_iterations: int = 200, seed: int = 0
+    operators: Sequence[probes.Operator],
+    *,
+    tolerance: float = 1e-3,
+    max_iterations: int = 200,
+    seed: int = 0,
 ) -> list[Estimate]:
     """The top of `lanczos(which="top")` for each operator, with one bookkeeping for all of them."""
     lockstep = _Lockstep(operators, seed)
     limit = min(max_iterations, lockstep.size)
-    found, rare = dict[int, Estimate](), krylov.rarity(tolerance)
+    found = dict[int, Estimate]()
+    rare = krylov.rarity(tolerance)
     for step in range(1, limit + 1):
         lockstep.advance()
-        over = [run.exhausted or not 0 < run.scale < math.inf or step == limit for run in lockstep.runs]
+        over = [
+            run.exhausted or not 0 < run.scale < math.inf or step == limit for run in lockstep.runs
+        ]
         if (not krylov.worth_checking(step) or lockstep.size <= krylov.SMALL) and not any(over):
             continue
         values, residuals = lockstep.ritz()
@@ -247,14 +289,17 @@ class _Lockstep:
 
     def __init__(self, operators: Sequence[probes.Operator], seed: int) -> None:
         initial = probes.probe_stream(operators[0], seed).draw()
-        vector, self._device = initial.cpu().numpy(), initial.device
-        self.size, count = len(vector), len(operators)
+        vector = initial.cpu().numpy()
+        self._device = initial.device
+        self.size = len(vector)
+        count = len(operators)
         rows = min(_ROWS, self.size + 1)
         self._basis = np.empty((count, rows, self.size), dtype=vector.dtype)
         self._basis[:, 0] = vector / np.linalg.norm(vector)
         self.runs = [_LockstepRun(index, operator) for index, operator in enumerate(operators)]
         self._small = np.zeros((count, rows, rows))
-        self._betas, self._largest = np.zeros(count), np.zeros(count)
+        self._betas = np.zeros(count)
+        self._largest = np.zeros(count)
         self._rounding = 10 * float(torch.finfo(initial.dtype).eps)
 
     def advance(self) -> None:
@@ -270,7 +315,8 @@ class _Lockstep:
         alphas = np.zeros(len(self.runs))
         with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is looked for below
             remainder = products * np.array(inverse, dtype=products.dtype)[:, None]
-            # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
+            # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged
+            # eigenvalues.
             for _ in range(2):
                 along = np.matmul(known, remainder[:, :, None])
                 remainder = remainder - np.matmul(along.transpose(0, 2, 1), known)[:, 0]
@@ -282,16 +328,20 @@ class _Lockstep:
         with np.errstate(invalid="ignore", divide="ignore"):
             self._basis[:, step + 1] = remainder / betas[:, None].astype(remainder.dtype)
         finite = np.isfinite(alphas) & np.isfinite(betas)
-        alphas, betas = np.where(finite, alphas, 0.0), np.where(finite, betas, 0.0)
+        alphas = np.where(finite, alphas, 0.0)
+        betas = np.where(finite, betas, 0.0)
         self._small[:, step, step] = alphas
         if step:
             self._small[:, step, step - 1] = self._betas
         self._largest = np.maximum(self._largest, np.maximum(np.abs(alphas), betas))
         exhausted = (betas <= self._rounding * self._largest) | (step + 1 == self.size)
         self._betas = np.where(exhausted, 0.0, betas)
-        states = zip(self.runs, exhausted.tolist(), finite.tolist(), self._betas.tolist(), strict=True)
+        states = zip(
+            self.runs, exhausted.tolist(), finite.tolist(), self._betas.tolist(), strict=True
+        )
         for run, ended, good, beta in states:
-            run.steps, run.exhausted = step + 1, ended
+            run.steps = step + 1
+            run.exhausted = ended
             run.betas.append(beta)
             if not good:
                 run.scale = math.inf
@@ -305,16 +355,18 @@ class _Lockstep:
     def drop(self, finished: Sequence[int]) -> None:
         kept = [row for row in range(len(self.runs)) if row not in finished]
         self.runs = [self.runs[row] for row in kept]
-        self._basis, self._small = self._basis[kept], self._small[kept]
-        self._betas, self._largest = self._betas[kept], self._largest[kept]
+        self._basis = self._basis[kept]
+        self._small = self._small[kept]
+        self._betas = self._betas[kept]
+        self._largest = self._largest[kept]
 
 
 @dataclass(frozen=True)
 class Eigenpairs:
     """Eigenvalues in the order asked for; `vectors[:, i]` is the unit eigenvector of `values[i]`.
 
-    The error of a value is its measured residual ‖A v − λ v‖. `products` is the cost of all pairs together.
-    There are fewer than asked for only when `max_iterations` ran out.
+    The error of a value is its measured residual ‖A v − λ v‖. `products` is the cost of all pairs
+    together. There are fewer than asked for only when `max_iterations` ran out.
     """
 
     values: tuple[Estimate, ...]
@@ -325,14 +377,19 @@ class Eigenpairs:
 
 
 def top_eigenpairs(
-    operator: probes.Operator, count: int, *, tolerance: float = 1e-3, max_iterations: int = 400,
+    operator: probes.Operator,
+    count: int,
+    *,
+    tolerance: float = 1e-3,
+    max_iterations: int = 400,
     seed: int = 0,
-) -> Eigenpairs:  # fmt: skip
+) -> Eigenpairs:
     """The `count` eigenvalues of largest size, to within tolerance·norm.
 
-    A Lanczos iteration sees one copy of a multiple eigenvalue. So what has converged is locked, and further
-    iterations run orthogonal to it, until one finds nothing among the first `count`. A last product with
-    every vector measures the residuals. Costs at most `max_iterations` products plus one per vector.
+    A Lanczos iteration sees one copy of a multiple eigenvalue. So what has converged is locked, and
+    further iterations run orthogonal to it, until one finds nothing among the first `count`. A last
+    product with every vector measures the residuals. Costs at most `max_iterations` products plus
+    one per vector.
 
     >>> matrix = torch.diag(torch.tensor([5.0, 5.0, 5.0, -7.0, 1.0, 0.0, 2.0, 3.0], dtype=torch.float64))
     >>> [round(value.value, 6) for value in top_eigenpairs(matrix, 4).values]
@@ -354,10 +411,17 @@ def top_eigenpairs(
 
 class _Search:
     def __init__(self, operator: probes.Operator, count: int, tolerance: float) -> None:
-        self.operator, self.count, self.tolerance = operator, count, tolerance
-        self.locked = torch.empty((operator.shape[0], 0), dtype=operator.dtype, device=operator.device)
+        self.operator = operator
+        self.count = count
+        self.tolerance = tolerance
+        self.locked = torch.empty(
+            (operator.shape[0], 0), dtype=operator.dtype, device=operator.device
+        )
         self.values: list[float] = []
-        self.norm, self.products, self.complete, self.finite = 0.0, 0, False, True
+        self.norm = 0.0
+        self.products = 0
+        self.complete = False
+        self.finite = True
 
     def sweep(self, initial: Tensor, max_iterations: int) -> None:
         process = krylov.LanczosProcess(self.operator, initial, self.locked)
@@ -371,14 +435,16 @@ class _Search:
             if not (process.exhausted or out_of_steps or krylov.worth_checking(process.steps)):
                 continue
             values, small, residuals = process.ritz()
-            values, residuals = values * process.scale, residuals * process.scale
+            values = values * process.scale
+            residuals = residuals * process.scale
             self.norm = max(self.norm, krylov.spectral_norm(values))
             leading = self._leading(values)
             decided = process.exhausted or self._decided(values, residuals, leading)
             if decided or out_of_steps:
                 break
         everything = process.steps + len(self.values) == process.size
-        # Whatever was found when the steps ran out is kept, too: the residuals will tell how good it is.
+        # Whatever was found when the steps ran out is kept, too: the residuals will tell how good
+        # it is.
         if leading:
             self.locked = torch.cat((self.locked, process.ritz_vectors(small[:, leading])), dim=1)
             self.values.extend(float(values[i]) for i in leading)
@@ -386,7 +452,11 @@ class _Search:
 
     def _leading(self, values: krylov.Array) -> list[int]:
         ranks = sorted(map(abs, self.values), reverse=True)
-        least = ranks[self.count - 1] + self.tolerance * self.norm if len(ranks) >= self.count else -math.inf
+        least = (
+            ranks[self.count - 1] + self.tolerance * self.norm
+            if len(ranks) >= self.count
+            else -math.inf
+        )
         return [i for i in _by_size(values)[: self.count] if abs(float(values[i])) > least]
 
     def _decided(self, values: krylov.Array, residuals: krylov.Array, leading: list[int]) -> bool:
@@ -403,7 +473,8 @@ class _Search:
 
     def rayleigh_ritz(self) -> Eigenpairs:
         """The best pairs in the span of everything locked, with residuals measured by a last product."""
-        scale, products = math.inf, self.products
+        scale = math.inf
+        products = self.products
         if self.finite:
             basis = torch.linalg.qr(self.locked).Q
             image = (self.operator @ basis).detach()
@@ -418,21 +489,28 @@ class _Search:
         values, rotation = np.linalg.eigh((small + small.T) / 2)
         order = _by_size(values)[: self.count]
         turn = torch.from_numpy(np.ascontiguousarray(rotation[:, order])).to(basis)
-        vectors, chosen = basis @ turn, torch.from_numpy(values[order]).to(basis)
+        vectors = basis @ turn
+        chosen = torch.from_numpy(values[order]).to(basis)
         residuals = torch.linalg.vector_norm(image @ turn - vectors * chosen, dim=0).tolist()
         norm = max(self.norm / scale, krylov.spectral_norm(values)) if scale else 0.0
         rounding = 8 * torch.finfo(self.operator.dtype).eps * norm
         estimates = []
         for value, residual in zip(values[order].tolist(), residuals, strict=True):
             good = self.complete and residual <= self.tolerance * norm
-            reason = f"residual within tolerance={self.tolerance:g} of the norm; no larger one is left"
+            reason = (
+                f"residual within tolerance={self.tolerance:g} of the norm; no larger one is left"
+            )
             if not good:
                 left = f"residual {residual / (norm or 1.0):.0e} of the norm"
                 reason = f"stopped after {products} products with {left}; raise max_iterations or tolerance"
-            estimates.append(Estimate(value * scale, (residual + rounding) * scale, good, reason, products))
+            estimates.append(
+                Estimate(value * scale, (residual + rounding) * scale, good, reason, products)
+            )
         failed = [estimate for estimate in estimates if not estimate.converged]
         converged = len(estimates) == self.count and not failed
-        return Eigenpairs(tuple(estimates), vectors, converged, (failed or estimates)[0].reason, products)
+        return Eigenpairs(
+            tuple(estimates), vectors, converged, (failed or estimates)[0].reason, products
+        )
 
 
 def _by_size(values: krylov.Array) -> list[int]:

@@ -53,7 +53,8 @@ def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> Uses:
         for position, (source, _) in enumerate(node.next_functions):
             transposed = False
             while type(source).__name__ == "TBackward0":
-                source, transposed = source.next_functions[0][0], not transposed
+                source = source.next_functions[0][0]
+                transposed = not transposed
             if source is None:
                 continue
             name = names.get(id(getattr(source, "variable", None)))
@@ -76,7 +77,12 @@ def batched_grad(
             # A missing batching rule is only a warning, and slower than a loop.
             warnings.simplefilter("error")
             return torch.autograd.grad(
-                output, inputs, cotangents, retain_graph=True, allow_unused=True, is_grads_batched=True
+                output,
+                inputs,
+                cotangents,
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=True,
             )
     except (RuntimeError, UserWarning):
         return None
@@ -132,15 +138,31 @@ class ConvolutionCall(Call):
 
     def push(self, weight: Tensor) -> Tensor:
         return torch.ops.aten.convolution(
-            self.inputs, weight, None, self.stride, self.padding, self.dilation, self.transposed,
-            self.output_padding, self.groups,
-        )  # fmt: skip
+            self.inputs,
+            weight,
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.output_padding,
+            self.groups,
+        )
 
     def pull(self, cotangent: Tensor) -> Tensor:
         return torch.ops.aten.convolution_backward(
-            cotangent, self.inputs, self.weight, None, self.stride, self.padding, self.dilation,
-            self.transposed, self.output_padding, self.groups, [False, True, False],
-        )[1]  # fmt: skip
+            cotangent,
+            self.inputs,
+            self.weight,
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.transposed,
+            self.output_padding,
+            self.groups,
+            [False, True, False],
+        )[1]
 
 
 @dataclass(frozen=True)
@@ -174,19 +196,33 @@ def read_call(use: Use, leaf: Tensor) -> Call | None:
         shape = (len(dense), int(leaf.shape[0 if use.transposed else 1]))
         return DenseCall(dense.detach(), shape, stored_transposed=not use.transposed)
     if use.kind == "ConvolutionBackward0" and use.position == 1 and not use.transposed:
-        inputs, shape = node._saved_input.detach(), tuple(node._input_metadata[0].shape)
-        settings = (node._saved_stride, node._saved_padding, node._saved_dilation, node._saved_transposed,
-                    node._saved_output_padding, node._saved_groups)  # fmt: skip
+        inputs = node._saved_input.detach()
+        shape = tuple(node._input_metadata[0].shape)
+        settings = (
+            node._saved_stride,
+            node._saved_padding,
+            node._saved_dilation,
+            node._saved_transposed,
+            node._saved_output_padding,
+            node._saved_groups,
+        )
         return ConvolutionCall(inputs, shape, leaf.detach(), *settings)
-    if use.kind == "EmbeddingBackward0" and not use.transposed and not node._saved_scale_grad_by_freq:
+    if (
+        use.kind == "EmbeddingBackward0"
+        and not use.transposed
+        and not node._saved_scale_grad_by_freq
+    ):
         words = node._saved_indices
         if words.ndim:  # one word has no rows to count
             padding = -1 if use.padding is None else use.padding
-            return EmbeddingCall(words, (*words.shape, int(leaf.shape[1])), tuple(leaf.shape), padding)
+            return EmbeddingCall(
+                words, (*words.shape, int(leaf.shape[1])), tuple(leaf.shape), padding
+            )
     return None
 
 
-# So few are told apart by two probes of 0 and 1 for each binary digit of their number; more by a random one.
+# So few are told apart by two probes of 0 and 1 for each binary digit of their number; more by a
+# random one.
 FEW_EXAMPLES = 16
 
 
@@ -197,13 +233,16 @@ def probe_examples(
 
     Where examples do not see each other, whatever belongs to one grows by its own factor.
     """
-    size, whole = len(random), pull(cotangent)
+    size = len(random)
+    whole = pull(cotangent)
     if size > FEW_EXAMPLES:
         choices = [1 + random.abs()]
     else:
         numbers = torch.arange(size, device=random.device)
         digits = range((size - 1).bit_length())
-        choices = [((numbers >> digit) % 2 == value).to(random) for digit in digits for value in (0, 1)]
+        choices = [
+            ((numbers >> digit) % 2 == value).to(random) for digit in digits for value in (0, 1)
+        ]
     for factors in choices:
         yield whole, pull(cotangent * factors.view(-1, *[1] * (cotangent.ndim - 1))), factors
 

@@ -51,7 +51,11 @@ class LinearOperator(ABC):
     @property
     def T(self) -> LinearOperator:  # noqa: N802 (numpy's and torch's name for it)
         """The transpose; the operator itself where it is symmetric."""
-        return self if type(self)._adjoint_product is LinearOperator._adjoint_product else Transposed(self)
+        return (
+            self
+            if type(self)._adjoint_product is LinearOperator._adjoint_product
+            else Transposed(self)
+        )
 
     def to_dense(self) -> Tensor:
         """The matrix itself; costs one product a column, so only for small ones."""
@@ -63,7 +67,9 @@ class LinearOperator(ABC):
         from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
         def times(operator: LinearOperator) -> Callable[[Any], Any]:
-            return lambda vector: (operator @ torch.as_tensor(vector.reshape(-1).copy())).cpu().numpy()
+            return lambda vector: (
+                (operator @ torch.as_tensor(vector.reshape(-1).copy())).cpu().numpy()
+            )
 
         kind = np.float64 if self.dtype == torch.float64 else np.float32
         return ScipyOperator(self.shape, matvec=times(self), rmatvec=times(self.T), dtype=kind)
@@ -73,7 +79,9 @@ class Transposed(LinearOperator):
     def __init__(self, original: LinearOperator) -> None:
         self.original = original
         self.shape = (original.shape[1], original.shape[0])
-        self.dtype, self.device, self.settings = original.dtype, original.device, original.settings
+        self.dtype = original.dtype
+        self.device = original.device
+        self.settings = original.settings
 
     def _product(self, vector: Tensor) -> Tensor:
         return self.original._adjoint_product(vector)
@@ -106,10 +114,12 @@ class WeightOperator(LinearOperator):
 
     def __init__(self, evaluations: Sequence[Evaluation], names: Sequence[str]) -> None:
         leaves = evaluations[0].leaves
-        self.evaluations, self.names = list(evaluations), list(names)
+        self.evaluations = list(evaluations)
+        self.names = list(names)
         self.shapes = [tuple(leaves[name].shape) for name in names]
         self.shape = (sum(leaves[name].numel() for name in names),) * 2
-        self.dtype, self.device = leaves[names[0]].dtype, evaluations[0].problem.device
+        self.dtype = leaves[names[0]].dtype
+        self.device = evaluations[0].problem.device
 
     @uninterrupted  # a dense matrix takes many products
     def _sum_over_batches(self, product: Callable[[Evaluation], Sequence[Tensor]]) -> Tensor:
@@ -142,7 +152,8 @@ class Recorder:
     """Records products on a GPU as CUDA graphs, which demand a stream of their own."""
 
     def __init__(self, evaluations: Sequence[Evaluation]) -> None:
-        self._stream, self._last = torch.cuda.Stream(), None
+        self._stream = torch.cuda.Stream()
+        self._last = None
         for one in evaluations:
             one.forget()  # a backward pass runs on the stream of its forward: evaluate again on this one
 
@@ -175,8 +186,12 @@ class RecordedOperator(LinearOperator):
     """An operator whose third and later products replay the kernels of the second one."""
 
     def __init__(self, operator: WeightOperator, recorder: Recorder) -> None:
-        self._operator, self._recorder, self._products = operator, recorder, 0
-        self.shape, self.dtype, self.device = operator.shape, operator.dtype, operator.device
+        self._operator = operator
+        self._recorder = recorder
+        self._products = 0
+        self.shape = operator.shape
+        self.dtype = operator.dtype
+        self.device = operator.device
         self._recording: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
     def _product(self, vector: Tensor) -> Tensor:

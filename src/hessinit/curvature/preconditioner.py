@@ -16,7 +16,8 @@ from hessinit.problem.problem import Problem
 from hessinit.results.advice import check_fraction, check_nonnegative
 from hessinit.results.curvature_report import Estimate
 
-# Seven degrees of freedom give a variance to a factor of about 1.5, and all parts cost one gradient together.
+# Seven degrees of freedom give a variance to a factor of about 1.5, and all parts cost one gradient
+# together.
 PARTS = 8
 
 
@@ -24,8 +25,9 @@ PARTS = 8
 class AdamRule:
     """Adam, or AdamW with `decoupled` weight decay, on a quadratic with a fixed preconditioner.
 
-    With `a` the largest eigenvalue of `P^-½ H P^-½`, Adam is heavy ball with dampening β₁, stable up to
-    `lr (1 − β₁) a = 2 + 2β₁` (Cohen et al. 2022); AdamW's decay adds `lr (1 + β₁) decay` on the left.
+    With `a` the largest eigenvalue of `P^-½ H P^-½`, Adam is heavy ball with dampening β₁, stable
+    up to `lr (1 − β₁) a = 2 + 2β₁` (Cohen et al. 2022); AdamW's decay adds `lr (1 + β₁) decay` on
+    the left.
 
     >>> round(AdamRule().stability_limit(2.0), 9)
     19.0
@@ -71,10 +73,17 @@ class ScaledCurvature(operators.LinearOperator):
     """
 
     def __init__(
-        self, curvature: operators.LinearOperator | Tensor, scale: Tensor, diagonal: Tensor | None = None
+        self,
+        curvature: operators.LinearOperator | Tensor,
+        scale: Tensor,
+        diagonal: Tensor | None = None,
     ) -> None:
-        self._curvature, self._root, self._diagonal = curvature, scale.rsqrt(), diagonal
-        self.shape, self.dtype, self.device = (scale.numel(), scale.numel()), scale.dtype, scale.device
+        self._curvature = curvature
+        self._root = scale.rsqrt()
+        self._diagonal = diagonal
+        self.shape = (scale.numel(), scale.numel())
+        self.dtype = scale.dtype
+        self.device = scale.device
 
     def _product(self, vector: Tensor) -> Tensor:
         scaled = self._root * (self._curvature @ (self._root * vector))
@@ -85,7 +94,9 @@ def spectral_norm(
     operator: operators.LinearOperator, settings: engines.LanczosSettings, *, semidefinite: bool
 ) -> Estimate:
     """The largest |eigenvalue|; of a semidefinite operator the largest eigenvalue suffices."""
-    found = lanczos.lanczos(operator, which="top" if semidefinite else "both", **settings.options).norm
+    found = lanczos.lanczos(
+        operator, which="top" if semidefinite else "both", **settings.options
+    ).norm
     if semidefinite and not found.converged:
         return lanczos.lanczos(operator, which="both", **settings.options).norm
     return found
@@ -109,14 +120,20 @@ class AdamCurvature:
 
 
 def measure_adam(
-    rule: AdamRule, engine: engines.Engine, evaluations: Sequence[Evaluation],
-    settings: engines.LanczosSettings, *, semidefinite: bool, relative_rates: Tensor | None = None,
+    rule: AdamRule,
+    engine: engines.Engine,
+    evaluations: Sequence[Evaluation],
+    settings: engines.LanczosSettings,
+    *,
+    semidefinite: bool,
+    relative_rates: Tensor | None = None,
     diagonal: Tensor | None = None,
-) -> AdamCurvature:  # fmt: skip
+) -> AdamCurvature:
     """Measure the curvature that Adam sees before it has a state of its own.
 
-    `P = √v + eps` with `v` the mean square of mini-batch gradients. `relative_rates` are the learning rates
-    of parameter groups over the largest one; `diagonal` is added to P^-½ H P^-½ for decays that differ.
+    `P = √v + eps` with `v` the mean square of mini-batch gradients. `relative_rates` are the
+    learning rates of parameter groups over the largest one; `diagonal` is added to P^-½ H P^-½ for
+    decays that differ.
     """
     operator = engine.operator(list(evaluations[0].problem.leaves))
     gradient, square, is_split = gradient_moments(evaluations)
@@ -134,10 +151,15 @@ def measure_adam(
         norm = Estimate(0.0, 0.0, True, "the gradient is zero: no weight moves", 0)
         return AdamCurvature(norm, math.inf, frozen, tuple(notes))
     diagonal = None if diagonal is None else torch.where(moves, diagonal, 0.0)
-    norm = spectral_norm(ScaledCurvature(operator, scale, diagonal), settings, semidefinite=semidefinite)
-    step = torch.where(gradient != 0, gradient / (gradient.abs() + rule.eps), torch.zeros_like(gradient))
+    norm = spectral_norm(
+        ScaledCurvature(operator, scale, diagonal), settings, semidefinite=semidefinite
+    )
+    step = torch.where(
+        gradient != 0, gradient / (gradient.abs() + rule.eps), torch.zeros_like(gradient)
+    )
     step = step * rates
-    slope, bend = float(gradient @ step), float(step @ (operator @ step))
+    slope = float(gradient @ step)
+    bend = float(step @ (operator @ step))
     # Where `−t slope + t²/2 bend` is smallest; inf where it only falls, 0 where it overflows.
     best = 0.0 if not math.isfinite(slope + bend) else slope / bend if bend > 0 else math.inf
     return AdamCurvature(norm, best, frozen, tuple(notes))
@@ -146,7 +168,8 @@ def measure_adam(
 def best_adam_rate(problem: Problem, rule: AdamRule) -> float:
     """The learning rate of the largest guaranteed decrease of Adam, as in `advise`."""
     with problem.settings():
-        evaluations, settings = evaluate(problem), engines.LanczosSettings(1e-3, 200, problem.seed)
+        evaluations = evaluate(problem)
+        settings = engines.LanczosSettings(1e-3, 200, problem.seed)
         engine = engines.build_engine(evaluations, "gauss-newton", settings)
         return measure_adam(rule, engine, evaluations, settings, semidefinite=True).best(rule)
 
@@ -154,9 +177,9 @@ def best_adam_rate(problem: Problem, rule: AdamRule) -> float:
 def gradient_moments(evaluations: Sequence[Evaluation]) -> tuple[Tensor, Tensor, bool]:
     """The gradient, its mean square over mini-batches, both flat, and whether the batches could be split.
 
-    The mean square of a batch is never below its noise: a single gradient is close to 0 in some of many
-    weights by chance, and these few would dominate P^-½ H P^-½ (4 to 75 times too large on digits). Costs two
-    gradients.
+    The mean square of a batch is never below its noise: a single gradient is close to 0 in some of
+    many weights by chance, and these few would dominate P^-½ H P^-½ (4 to 75 times too large on
+    digits). Costs two gradients.
     """
     sums = find_reduction(evaluations) == "sum"
     # A summed loss adds the batches up: a single one stands for all of them, times their number.
@@ -179,7 +202,8 @@ def _gradient(loss: Tensor, evaluation: Evaluation) -> Tensor:
 
 
 def _noise(evaluation: Evaluation, sums: bool) -> Tensor | None:
-    problem, size = evaluation.problem, evaluation.batch.size
+    problem = evaluation.problem
+    size = evaluation.batch.size
     count = min(PARTS, size)
     if count < 2:
         return None
@@ -209,4 +233,6 @@ def part_of(batch: Batch, examples: Tensor) -> Batch:
 
 
 def _weighted(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    return torch.stack([tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]).sum(0)
+    return torch.stack(
+        [tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]
+    ).sum(0)

@@ -65,17 +65,26 @@ _MOST_DRAWN = 2**16
 class ProbeStream:
     """An endless sequence of probes that depends only on seed, size, dtype and kind.
 
-    Probes are drawn on the CPU, so every device sees the same ones, but for long ones, which a GPU draws by
-    itself in a thousandth of the time. The global random state is left alone.
+    Probes are drawn on the CPU, so every device sees the same ones, but for long ones, which a GPU
+    draws by itself in a thousandth of the time. The global random state is left alone.
     """
 
     def __init__(
-        self, size: int, *, seed: int, kind: ProbeKind = "gaussian", dtype: torch.dtype = torch.float32,
+        self,
+        size: int,
+        *,
+        seed: int,
+        kind: ProbeKind = "gaussian",
+        dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-    ) -> None:  # fmt: skip
-        self.size, self.kind, self.dtype, self.device = size, kind, dtype, device
-        # After torch.manual_seed(0) the user's own weights are the numbers that seed 0 gives: probes from the
-        # same seed would not be random with respect to the operator (50 % off in tests).
+    ) -> None:
+        self.size = size
+        self.kind = kind
+        self.dtype = dtype
+        self.device = device
+        # After torch.manual_seed(0) the user's own weights are the numbers that seed 0 gives:
+        # probes from the same seed would not be random with respect to the operator (50 % off in
+        # tests).
         mixed = np.random.SeedSequence(seed % 2**64, spawn_key=(0x4E55,)).generate_state(1)[0]
         itself = torch.device(device).type == "cuda" and size > _MOST_DRAWN and kind == "gaussian"
         self._generator = torch.Generator(device if itself else "cpu").manual_seed(int(mixed))
@@ -83,7 +92,9 @@ class ProbeStream:
     def draw(self) -> Tensor:
         if self.kind == "gaussian":
             place = self._generator.device
-            probe = torch.randn(self.size, generator=self._generator, dtype=self.dtype, device=place)
+            probe = torch.randn(
+                self.size, generator=self._generator, dtype=self.dtype, device=place
+            )
         else:
             # Eight signs from every random byte: ten times as fast as a number for each sign.
             count = -(-self.size // 8)
@@ -104,11 +115,14 @@ def probe_stream(operator: Operator, seed: int, kind: ProbeKind = "gaussian") ->
 
 def random_like(tensor: Tensor, seed: int, dtype: torch.dtype | None = None) -> Tensor:
     """A random tensor of the shape and device, with the identity as its covariance."""
-    dtype, shape, size = dtype or tensor.dtype, tensor.shape, tensor.numel()
+    dtype = dtype or tensor.dtype
+    shape = tensor.shape
+    size = tensor.numel()
     splits = [(math.prod(shape[:at]), math.prod(shape[at:])) for at in range(1, len(shape))]
     if size <= _MOST_DRAWN or not splits:
         return ProbeStream(size, seed=seed, dtype=dtype, device=tensor.device).draw().view(shape)
-    # An outer product: to draw a number for every weight of a large model takes longer than some gradients.
+    # An outer product: to draw a number for every weight of a large model takes longer than some
+    # gradients.
     few, others = min(splits, key=sum)
     numbers = ProbeStream(few + others, seed=seed, dtype=dtype, device=tensor.device).draw()
     return torch.outer(numbers[:few], numbers[few:]).view(shape)

@@ -17,15 +17,18 @@ from hessinit.curvature.probes import Operator
 from hessinit.problem.problem import Problem
 from hessinit.problem.validate import layer_name
 
-QUIET_SECONDS, SECONDS_BETWEEN = 2.0, 0.25
-NETWORK, SPECTRUM = "network", "spectrum"
+QUIET_SECONDS = 2.0
+SECONDS_BETWEEN = 0.25
+NETWORK = "network"
+SPECTRUM = "spectrum"
 
 
 @dataclass(frozen=True)
 class ProgressState:
     """How far a measurement is, and what it is at: a `layer`, "network", "spectrum", or "" at the end.
 
-    `products` counts those with curvature matrices. The first ones tell little about the seconds left.
+    `products` counts those with curvature matrices. The first ones tell little about the seconds
+    left.
     """
 
     layers_done: int
@@ -50,18 +53,28 @@ def expected_products(tolerance: float, max_iterations: int = 200) -> float:
 class Progress:
     """Counts products and finished layers, and tells `callback`: after two seconds, four times a second.
 
-    The time left is (expected products − products made) · seconds per product so far. Every block still to do
-    is expected to take as many products as the finished ones did on average, the first `typical`. Each of
-    `passes` measures every layer, and the network if asked for.
+    The time left is (expected products − products made) · seconds per product so far. Every block
+    still to do is expected to take as many products as the finished ones did on average, the first
+    `typical`. Each of `passes` measures every layer, and the network if asked for.
     """
 
     def __init__(
-        self, callback: OnProgress, layers: int, *, passes: int = 1, network: bool = True,
+        self,
+        callback: OnProgress,
+        layers: int,
+        *,
+        passes: int = 1,
+        network: bool = True,
         typical: float = 16.0,
-    ) -> None:  # fmt: skip
-        self._callback, self._layers, self._passes, self._typical = callback, layers, passes, typical
+    ) -> None:
+        self._callback = callback
+        self._layers = layers
+        self._passes = passes
+        self._typical = typical
         self._blocks = passes * (layers + network)
-        self._started, self._told, self._first = time.perf_counter(), -math.inf, math.inf
+        self._started = time.perf_counter()
+        self._told = -math.inf
+        self._first = math.inf
         self._counts: Counter[str] = Counter()
         self._done: list[str] = []
 
@@ -90,7 +103,8 @@ class Progress:
             self._tell(time.perf_counter(), 0.0, "")
 
     def _seconds_left(self, now: float) -> float:
-        done, counts = set(self._done), self._counts
+        done = set(self._done)
+        counts = self._counts
         each = sum(counts[name] for name in done) / len(self._done) if done else self._typical
         running = [count for name, count in counts.items() if name not in done | {SPECTRUM}]
         # What runs needs another product at least, however many it has had.
@@ -101,7 +115,8 @@ class Progress:
     def _tell(self, now: float, left: float, layer: str) -> None:
         self._told = now
         done = min(self._layers, len(self._done) // self._passes)
-        made, seconds = self._counts.total(), now - self._started
+        made = self._counts.total()
+        seconds = now - self._started
         self._callback(ProgressState(done, self._layers, made, seconds, left, layer))
 
 
@@ -109,8 +124,12 @@ class Watched:
     """An operator whose products are counted."""
 
     def __init__(self, operator: Operator, progress: Progress, name: str) -> None:
-        self.operator, self.progress, self.name = operator, progress, name
-        self.shape, self.dtype, self.device = operator.shape, operator.dtype, operator.device
+        self.operator = operator
+        self.progress = progress
+        self.name = name
+        self.shape = operator.shape
+        self.dtype = operator.dtype
+        self.device = operator.device
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         if vectors.ndim > 1:
@@ -120,8 +139,8 @@ class Watched:
         return found
 
 
-# A gradient shorter than this is timed twice, and the shorter one counts: a cold start or another process
-# may have doubled it.
+# A gradient shorter than this is timed twice, and the shorter one counts: a cold start or another
+# process may have doubled it.
 _SHORT_SECONDS = 0.005
 
 
@@ -134,12 +153,16 @@ class TimedGradient(NamedTuple):
 def timed_gradient(problem: Problem, weights: Sequence[float] = ()) -> TimedGradient:
     """Forward and backward of all batches by the measured weights, on warm caches.
 
-    The model runs as in every evaluation of the problem, on copies of the weights; nothing of it changes.
-    `weights` are those of the batches in the loss; without them the gradient itself is not kept.
+    The model runs as in every evaluation of the problem, on copies of the weights; nothing of it
+    changes. `weights` are those of the batches in the loss; without them the gradient itself is not
+    kept.
     """
-    times, own, names = list[float](), {**problem.leaves, **problem.constants}, list(problem.leaves)
+    times = list[float]()
+    own = {**problem.leaves, **problem.constants}
+    names = list(problem.leaves)
     while not times or (len(times) < 2 and times[-1] < _SHORT_SECONDS):
-        total, outputs = dict[str, Tensor](), list[Tensor]()
+        total = dict[str, Tensor]()
+        outputs = list[Tensor]()
         started = clock(problem)
         for number, batch in enumerate(problem.batches):
             output, gradients = problem.output_and_gradients(batch, own, names)
@@ -157,7 +180,10 @@ def in_gradients(seconds: float | None, gradient: float | None) -> float | None:
 
 
 def cost_of(
-    problem: Problem, evaluations: Sequence[Evaluation], started: float, gradient: float | None = None
+    problem: Problem,
+    evaluations: Sequence[Evaluation],
+    started: float,
+    gradient: float | None = None,
 ) -> dict[str, Any]:
     """`seconds` since `started`, and in `gradients`; if none was timed yet, one is, without other graphs."""
     seconds = clock(problem) - started

@@ -19,7 +19,8 @@ from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
 CAUTION = 6.0
 # A product that shrinks below this share of itself in float64 was rounding.
 _NOTHING = 0.05
-# The errors of many weights cancel in an eigenvalue, those of fewer than the square of this number may not.
+# The errors of many weights cancel in an eigenvalue, those of fewer than the square of this number
+# may not.
 _FEW = 10.0
 # Some examples are enough to see that no layer rounds more than this.
 _ORDINARY = 1e-5
@@ -47,7 +48,9 @@ class Difference(NamedTuple):
     size: int
 
     @classmethod
-    def of_each(cls, singles: Mapping[str, Tensor], doubles: Mapping[str, Tensor]) -> dict[str, Difference]:
+    def of_each(
+        cls, singles: Mapping[str, Tensor], doubles: Mapping[str, Tensor]
+    ) -> dict[str, Difference]:
         compared = [_compared(single, doubles[name]) for name, single in singles.items()]
         rows = zip(singles.items(), torch.stack(compared).tolist(), strict=True)
         return {name: cls._make([*found, single.numel()]) for (name, single), found in rows}
@@ -60,8 +63,9 @@ class Difference(NamedTuple):
     def judge(self) -> RoundingError:
         """To first order an error E moves an eigenvalue by yᵀE y: only what is along the vector counts.
 
-        So ⟨p, e⟩ is compared with ‖p‖², not ‖e‖ with ‖p‖. As a sum may be small by chance, the root of the
-        sum of squares over rows or columns replaces it where larger, and for few weights ‖e‖.
+        So ⟨p, e⟩ is compared with ‖p‖², not ‖e‖ with ‖p‖. As a sum may be small by chance, the root
+        of the sum of squares over rows or columns replaces it where larger, and for few weights
+        ‖e‖.
         """
         length = max(self.single, self.double)
         if not math.isfinite(length + self.error):
@@ -83,18 +87,26 @@ class Rounding:
         precision = evaluation.problem.precision
         unit = "float32" if precision == "full" else precision
         whole = replace(Difference.of_all(list(found.values())).judge(), unit=unit)
-        layers = {name: replace(difference.judge(), unit=unit) for name, difference in found.items()}
-        if precision != "full" and has_kinks(evaluation):  # rough numbers cross them, which every layer feels
+        layers = {
+            name: replace(difference.judge(), unit=unit) for name, difference in found.items()
+        }
+        if precision != "full" and has_kinks(
+            evaluation
+        ):  # rough numbers cross them, which every layer feels
             least = 2 * whole.relative
-            layers = {name: replace(one, relative=max(one.relative, least)) for name, one in layers.items()}
+            layers = {
+                name: replace(one, relative=max(one.relative, least))
+                for name, one in layers.items()
+            }
         return cls(layers, whole)
 
 
 def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Rounding:
     """The error that rounding causes, from a random product with the curvature and the same in float64.
 
-    Cancellation in the forward (BatchNorm of inputs 300 ± 0.1) shows here, and nowhere in the residuals of an
-    iteration. Costs a gradient in float64 for Gauss-Newton, about three for the exact Hessian.
+    Cancellation in the forward (BatchNorm of inputs 300 ± 0.1) shows here, and nowhere in the
+    residuals of an iteration. Costs a gradient in float64 for Gauss-Newton, about three for the
+    exact Hessian.
     """
     problem = evaluations[0].problem
     if problem.dtype == torch.float64:
@@ -103,9 +115,11 @@ def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Roun
         return Rounding(dict.fromkeys(problem.leaves, own), own)
     full = problem.precision == "full"
     if curvature == "gauss-newton" and (full or all(one.separable for one in evaluations)):
-        # Float64 convolutions are several times as slow as float32 ones, and take more memory. Examples that
-        # see each other, as with BatchNorm, see fewer here, and round alike.
-        some = [Evaluation(problem, one.batch.take(one.sample()), one.weight) for one in evaluations]
+        # Float64 convolutions are several times as slow as float32 ones, and take more memory.
+        # Examples that see each other, as with BatchNorm, see fewer here, and round alike.
+        some = [
+            Evaluation(problem, one.batch.take(one.sample()), one.weight) for one in evaluations
+        ]
         for one in evaluations if problem.device.type == "cuda" else ():
             one.forget()
         with contextlib.suppress(Exception):  # a loss that needs the whole batch
@@ -130,7 +144,8 @@ def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Dif
 
 
 def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    problem, single = evaluation.problem, _product(evaluation, curvature)
+    problem = evaluation.problem
+    single = _product(evaluation, curvature)
     if not problem.drew:  # torch draws other numbers in float64: that would be another function
         with contextlib.suppress(Exception):  # a forward that supports float32 only
             return single, _product(evaluate_at(evaluation), curvature)
@@ -145,14 +160,19 @@ def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], 
 
 def _product(evaluation: Evaluation, curvature: str) -> dict[str, Tensor]:
     """The curvature times a vector that is the same in every precision."""
-    problem, names = evaluation.problem, list(evaluation.leaves)
+    problem = evaluation.problem
+    names = list(evaluation.leaves)
     if curvature == "gauss-newton":
-        output, leaves = evaluation.output, [evaluation.leaves[name] for name in names]
+        output = evaluation.output
+        leaves = [evaluation.leaves[name] for name in names]
         bent = evaluation.output_hessian(_random(output, problem.seed))
         evaluation.forget()
-        # That in float64 is twice as large: the backward pass frees it. A copy may hold the other one.
+        # That in float64 is twice as large: the backward pass frees it. A copy may hold the other
+        # one.
         keep = output.dtype == problem.dtype
-        pulled = torch.autograd.grad(output, leaves, bent, retain_graph=keep, materialize_grads=True)
+        pulled = torch.autograd.grad(
+            output, leaves, bent, retain_graph=keep, materialize_grads=True
+        )
         return dict(zip(names, pulled, strict=True))
     operator = operators.HessianOperator([evaluation], names)
     vectors = [
@@ -173,6 +193,7 @@ def _compared(single: Tensor, double: Tensor) -> Tensor:
     several = single, double, error
     lengths = [torch.linalg.vector_norm(one, dtype=torch.float64).square() for one in several]
     along = error.mul_(single).reshape(single.shape[0] if single.ndim else 1, -1)  # no further copy
-    rows, columns = along.sum(1), along.sum(0)
+    rows = along.sum(1)
+    columns = along.sum(0)
     squares = torch.maximum(rows.square().sum(), columns.square().sum())
     return torch.stack([*lengths, rows.sum(), squares])

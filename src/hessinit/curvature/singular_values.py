@@ -36,9 +36,12 @@ class BatchedMap:
         """Explicit matrices: (examples, outputs, inputs)."""
         examples, outputs, inputs = matrices.shape
         return cls(
-            examples, inputs, outputs, lambda vectors: torch.bmm(matrices, vectors.unsqueeze(2)).squeeze(2),
+            examples,
+            inputs,
+            outputs,
+            lambda vectors: torch.bmm(matrices, vectors.unsqueeze(2)).squeeze(2),
             lambda vectors: torch.bmm(vectors.unsqueeze(1), matrices).squeeze(1),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,20 @@ _SETTLING_STEPS = 3
 
 
 def largest_singular_values(
-    maps: BatchedMap, *, tolerance: float = 1e-3, max_iterations: int = 200, seed: int = 0,
-    dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu",
-) -> SingularValues:  # fmt: skip
+    maps: BatchedMap,
+    *,
+    tolerance: float = 1e-3,
+    max_iterations: int = 200,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> SingularValues:
     """The spectral norm of every example's matrix, to `tolerance`, relative.
 
-    Golub-Kahan bidiagonalization of all examples in lockstep; a step costs one product with every matrix and
-    one with every transpose. The same for 1e-30·A and 1e30·A, example by example. Goes through the smaller of
-    the two spaces and keeps one of its vectors per step, fully reorthogonalized.
+    Golub-Kahan bidiagonalization of all examples in lockstep; a step costs one product with every
+    matrix and one with every transpose. The same for 1e-30·A and 1e30·A, example by example. Goes
+    through the smaller of the two spaces and keeps one of its vectors per step, fully
+    reorthogonalized.
     """
     if maps.outputs < maps.inputs:
         maps = maps.transposed
@@ -90,8 +99,10 @@ def largest_singular_values(
         settled = (bounds <= tolerance * values) & (change <= tolerance * values) & small
         if last or bool(settled.all()):
             break
-    # As in RitzExtreme.error: the residual until converged, and a little more than the bound in a cluster.
-    rounding, finite = 8 * float(torch.finfo(dtype).eps), process.finite
+    # As in RitzExtreme.error: the residual until converged, and a little more than the bound in a
+    # cluster.
+    rounding = 8 * float(torch.finfo(dtype).eps)
+    finite = process.finite
     errors = np.maximum(np.maximum(bounds, change), np.minimum(3 * residuals, tolerance * values))
     errors = np.where(settled, errors, residuals) + rounding * values
     loose = int((~settled).sum())
@@ -101,7 +112,9 @@ def largest_singular_values(
     elif tolerance < rounding:
         reason = f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} of {dtype}"
     elif loose:
-        reason = f"stopped at max_iterations={max_iterations} in {loose} examples; raise it or tolerance"
+        reason = (
+            f"stopped at max_iterations={max_iterations} in {loose} examples; raise it or tolerance"
+        )
     values, errors = (np.where(finite, one * process.scales, math.inf) for one in (values, errors))
     converged = bool(finite.all()) and tolerance >= rounding and not loose
     return SingularValues(values, errors, converged, reason, 2 * process.steps)
@@ -117,7 +130,8 @@ class _Bidiagonalization:
         self._left: Tensor | None = None
         self._scales: Tensor | None = None
         self._small = np.zeros((maps.examples, _ROWS, _ROWS))
-        self._betas, self._largest = np.zeros(maps.examples), np.zeros(maps.examples)
+        self._betas = np.zeros(maps.examples)
+        self._largest = np.zeros(maps.examples)
         self._rounding = 10 * float(torch.finfo(initial.dtype).eps)
         self.steps = 0
         self.exhausted = np.zeros(maps.examples, dtype=bool)
@@ -129,7 +143,8 @@ class _Bidiagonalization:
         return self._scales[:, 0].double().cpu().numpy()
 
     def step(self) -> None:
-        step, previous = self.steps, self._betas
+        step = self.steps
+        previous = self._betas
         current = self._right[:, step]
         left = self._maps.push(current).detach()
         if self._scales is None:
@@ -142,14 +157,16 @@ class _Bidiagonalization:
         candidate = self._maps.pull(self._left).detach() / self._scales
         candidate = candidate - current * lengths[:, None]
         known = self._right[:, : step + 1]
-        # Twice is enough (Parlett, after Kahan); one side orthogonal keeps the other (Simon & Zha 2000).
+        # Twice is enough (Parlett, after Kahan); one side orthogonal keeps the other (Simon & Zha
+        # 2000).
         for _ in range(2):
             along = torch.bmm(known, candidate.unsqueeze(2))
             candidate = candidate - torch.bmm(along.mT, known).squeeze(1)
         alphas = lengths.double().cpu().numpy()
         betas = torch.linalg.vector_norm(candidate, dim=1).double().cpu().numpy()
         self.finite &= np.isfinite(alphas) & np.isfinite(betas)
-        alphas, betas = np.where(self.finite, alphas, 0.0), np.where(self.finite, betas, 0.0)
+        alphas = np.where(self.finite, alphas, 0.0)
+        betas = np.where(self.finite, betas, 0.0)
         if step == self._small.shape[1]:
             self._small = np.pad(self._small, ((0, 0), (0, _ROWS), (0, _ROWS)))
         self._small[:, step, step] = alphas
@@ -157,7 +174,9 @@ class _Bidiagonalization:
             self._small[:, step - 1, step] = previous
         self._largest = np.maximum(self._largest, np.maximum(alphas, betas))
         self.steps += 1
-        self.exhausted |= (betas <= self._rounding * self._largest) | (self.steps == self._maps.inputs)
+        self.exhausted |= (betas <= self._rounding * self._largest) | (
+            self.steps == self._maps.inputs
+        )
         self._betas = np.where(self.exhausted, 0.0, betas)
         if self.steps < self._maps.inputs:
             if self.steps == self._right.shape[1]:
@@ -165,14 +184,17 @@ class _Bidiagonalization:
                 room = self._right.new_empty(len(candidate), more, candidate.shape[1])
                 self._right = torch.cat((self._right, room), 1)
             # An exhausted example goes on as zeros, which change nothing.
-            self._right[:, self.steps] = _divided(candidate, torch.as_tensor(self._betas).to(candidate))
+            self._right[:, self.steps] = _divided(
+                candidate, torch.as_tensor(self._betas).to(candidate)
+            )
 
     def read(self) -> tuple[Array, Array, Array]:
         """The largest singular values, their Kato-Temple bounds and residuals."""
         left, values, _ = np.linalg.svd(self._small[:, : self.steps, : self.steps])
         # ‖Aᵀ U p − s V q‖ = β |last of p|, and A V q = s U p.
         residuals = self._betas[:, None] * np.abs(left[:, -1, :])
-        top, residual = values[:, 0], residuals[:, 0]
+        top = values[:, 0]
+        residual = residuals[:, 0]
         bound = residual.copy()
         if self.steps > 1:
             gap = top - values[:, 1] - residuals[:, 1]
@@ -185,7 +207,9 @@ def _powers_of_two(vectors: Tensor) -> Tensor:
     """One near the size of every row; 1 where there is none."""
     largest = vectors.abs().amax(dim=1, keepdim=True)
     powers = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
-    return torch.where((largest > 0) & torch.isfinite(powers) & (powers > 0), powers, torch.ones_like(powers))
+    return torch.where(
+        (largest > 0) & torch.isfinite(powers) & (powers > 0), powers, torch.ones_like(powers)
+    )
 
 
 def _divided(vectors: Tensor, lengths: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from hessinit.curvature.probes import Operator, power_of_two_scale, probe_stream
 from hessinit.problem.validate import check_whole
 from hessinit.results.curvature_report import Density, Estimate
 
-# Half-widths are two standard errors: about 95 % for normal samples, a little less for a handful of them.
+# Half-widths are two standard errors: about 95 % for normal samples, a little less for a handful of
+# them.
 STANDARD_ERRORS = 2.0
 
 
@@ -24,7 +25,8 @@ def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
     >>> mean_and_error([-1e300, 1e300])
     (0.0, 2e+300)
     """
-    count, largest = len(samples), max(abs(sample) for sample in samples)
+    count = len(samples)
+    largest = max(abs(sample) for sample in samples)
     if not all(math.isfinite(sample) for sample in samples):
         return math.inf, math.inf
     scaled = [sample / (largest or 1.0) for sample in samples]
@@ -36,24 +38,30 @@ def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def _dense(operator: Operator) -> Tensor:
-    return (operator @ torch.eye(operator.shape[0], dtype=operator.dtype, device=operator.device)).detach()
+    return (
+        operator @ torch.eye(operator.shape[0], dtype=operator.dtype, device=operator.device)
+    ).detach()
 
 
 # The kernel's standard deviation, as a fraction of the range of the spectrum.
 _WIDTH = 0.02
 _BINS = 256
-# The grid reaches this many kernel widths beyond the outermost nodes; 6e-5 of a Gaussian lies outside.
+# The grid reaches this many kernel widths beyond the outermost nodes; 6e-5 of a Gaussian lies
+# outside.
 _MARGIN = 4.0
 # A matrix of at most this size is written out where that takes no more products than the probes.
 _LARGEST_DENSE = 1024
 
 
-def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 30, seed: int = 0) -> Density:
+def spectral_density(
+    operator: Operator, *, probes: int = 8, steps: int = 30, seed: int = 0
+) -> Density:
     """The spectral density by stochastic Lanczos quadrature: `steps` steps with each of `probes` vectors.
 
-    The mean of f over the eigenvalues is about Σ weights·f(nodes). `values` on `grid` are smoothed by a
-    Gaussian; `error` is the area under two standard errors over the probes. Costs probes·steps products;
-    where n is no larger, the density is exact, from n products. A point mass has nodes but no curve.
+    The mean of f over the eigenvalues is about Σ weights·f(nodes). `values` on `grid` are smoothed
+    by a Gaussian; `error` is the area under two standard errors over the probes. Costs probes·steps
+    products; where n is no larger, the density is exact, from n products. A point mass has nodes
+    but no curve.
 
     >>> density = spectral_density(torch.diag(torch.linspace(0.0, 1.0, 500, dtype=torch.float64)))
     >>> abs(sum(density.weights) - 1) < 1e-12, bool(abs(np.dot(density.nodes, density.weights) - 0.5) < 0.05)
@@ -73,12 +81,16 @@ def spectral_density(operator: Operator, *, probes: int = 8, steps: int = 30, se
     return Density(*rule, tuple(grid.tolist()), tuple(values.tolist()), error, len(rules), steps)
 
 
-def _smooth(rules: Sequence[tuple[Array, Array]], nodes: Array, eps: float) -> tuple[Array, Array, float]:
+def _smooth(
+    rules: Sequence[tuple[Array, Array]], nodes: Array, eps: float
+) -> tuple[Array, Array, float]:
     largest = max(abs(float(nodes[0])), abs(float(nodes[-1])))
     # Eigenvalues that differ by rounding only are one point mass, which has no curve.
     if largest == 0 or float(nodes[-1] - nodes[0]) <= 100 * eps * largest:
         return np.empty(0), np.empty(0), 0.0
-    low, high = float(nodes[0] / largest), float(nodes[-1] / largest)  # nothing overflows on the way
+    # nothing overflows on the way
+    low = float(nodes[0] / largest)
+    high = float(nodes[-1] / largest)
     width = _WIDTH * (high - low)
     grid = np.linspace(low - _MARGIN * width, high + _MARGIN * width, _BINS)
     kernels = [
@@ -92,7 +104,9 @@ def _smooth(rules: Sequence[tuple[Array, Array]], nodes: Array, eps: float) -> t
     return grid * largest, curves.mean(axis=0) / largest, float(errors.sum() * (grid[1] - grid[0]))
 
 
-def _quadrature_rules(operator: Operator, probes: int, steps: int, seed: int) -> list[tuple[Array, Array]]:
+def _quadrature_rules(
+    operator: Operator, probes: int, steps: int, seed: int
+) -> list[tuple[Array, Array]]:
     """Nodes and weights for every probe (Golub and Welsch 1969); none when a product is not finite."""
     stream = probe_stream(operator, seed)
     size = stream.size
@@ -118,8 +132,9 @@ def _quadrature_rules(operator: Operator, probes: int, steps: int, seed: int) ->
 def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) -> Estimate:
     """The trace: its large part exactly, only the rest by probes (Meyer et al. 2021, algorithm 1).
 
-    Unbiased; for decaying spectra the error, two standard errors of the sampled rest, shrinks as 1/products.
-    Costs `products` products and products/3 vectors of memory; exact when `products` reaches n.
+    Unbiased; for decaying spectra the error, two standard errors of the sampled rest, shrinks as
+    1/products. Costs `products` products and products/3 vectors of memory; exact when `products`
+    reaches n.
 
     >>> factor = torch.arange(600.0, dtype=torch.float64).reshape(300, 2)   # rank 2
     >>> matrix = factor @ factor.T
@@ -128,7 +143,8 @@ def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) ->
     (True, 9)
     """
     stream = probe_stream(operator, seed, "rademacher")
-    size, sketched = stream.size, products // 3
+    size = stream.size
+    sketched = products // 3
     check_whole("products", products, at_least=6)
     if products >= size:
         diagonal = _dense(operator).diagonal().double().tolist()
@@ -160,8 +176,8 @@ def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) ->
 def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> Estimate:
     """‖A‖_F, the root of the sum of the squared eigenvalues, from ‖A‖_F² = E‖A g‖² over Rademacher probes g.
 
-    The square is unbiased; `error` is two standard errors, carried through the root. Costs `products`
-    products and one vector of memory; exact when `products` reaches n.
+    The square is unbiased; `error` is two standard errors, carried through the root. Costs
+    `products` products and one vector of memory; exact when `products` reaches n.
 
     >>> frobenius_norm(torch.tensor([[3.0, 0.0], [0.0, -4.0]])).value
     5.0
@@ -170,7 +186,8 @@ def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> 
     check_whole("products", products, at_least=2)
     exact = products >= stream.size
     images = [_dense(operator)] if exact else (operator @ stream.draw() for _ in range(products))
-    # Squares of 1e-25 vanish in fp32: all is in units of a power of two near the first nonzero product.
+    # Squares of 1e-25 vanish in fp32: all is in units of a power of two near the first nonzero
+    # product.
     scale = 0.0
     squares: list[Tensor] = []
     for image in images:

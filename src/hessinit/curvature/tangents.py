@@ -1,10 +1,10 @@
 """Products with `J` from the graph that one forward recorded, as `jax.linearize` has them.
 
-The nodes of an autograd graph keep what their derivatives need. So a tangent can pass through them in the
-order in which they ran, from a weight to the network's output, without another forward and without a second
-graph: a product costs what a vector-Jacobian product costs, and only the part of the graph after the layer.
-A symmetric node (an elementwise function, softmax) is its own tangent, others have a rule below, and of any
-other node the backward is differentiated by itself.
+The nodes of an autograd graph keep what their derivatives need. So a tangent can pass through them
+in the order in which they ran, from a weight to the network's output, without another forward and
+without a second graph: a product costs what a vector-Jacobian product costs, and only the part of
+the graph after the layer. A symmetric node (an elementwise function, softmax) is its own tangent,
+others have a rule below, and of any other node the backward is differentiated by itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,14 @@ _SYMMETRIC_NAMES = (
 )
 _SYMMETRIC = {
     *(f"{name}Backward{number}" for name in _SYMMETRIC_NAMES.split() for number in (0, 1)),
-    *("AddBackward1", "DivBackward1", "MulBackward1", "PowBackward0", "RsubBackward1", "SubBackward1"),
+    *(
+        "AddBackward1",
+        "DivBackward1",
+        "MulBackward1",
+        "PowBackward0",
+        "RsubBackward1",
+        "SubBackward1",
+    ),
 }
 
 
@@ -50,7 +57,10 @@ def _dimensions(node: Node) -> tuple[int, ...] | None:
     saved = node._saved_dim
     if saved is None:
         return None
-    return tuple(signed(one) for one in (saved if isinstance(saved, tuple | list) else (saved,))) or None
+    return (
+        tuple(signed(one) for one in (saved if isinstance(saved, tuple | list) else (saved,)))
+        or None
+    )
 
 
 def _shape(node: Node, output: int = 0) -> torch.Size:
@@ -62,7 +72,8 @@ def _sum(terms: Sequence[Tensor | None]) -> Tensor:
 
 
 def _times(node: Node) -> Rule:
-    left, right = node._saved_self, node._saved_other
+    left = node._saved_self
+    right = node._saved_other
 
     def rule(inputs: Inputs) -> Tensor:
         first, second = inputs
@@ -84,12 +95,16 @@ def _by_input(*ways: Callable[[Tensor], Tensor]) -> Rule:
 
 
 def _quotient(node: Node) -> Rule:
-    divisor, dividend = node._saved_other, node._saved_self
-    return _by_input(lambda first: first / divisor, lambda second: -second * (dividend / divisor**2))
+    divisor = node._saved_other
+    dividend = node._saved_self
+    return _by_input(
+        lambda first: first / divisor, lambda second: -second * (dividend / divisor**2)
+    )
 
 
 def _add(node: Node, sign: float = 1.0) -> Rule:
-    alpha, shape = sign * node._saved_alpha, _shape(node)
+    alpha = sign * node._saved_alpha
+    shape = _shape(node)
 
     def rule(inputs: Inputs) -> Tensor:
         first, second = inputs
@@ -103,33 +118,47 @@ def _add(node: Node, sign: float = 1.0) -> Rule:
 
 
 def _addmm(node: Node) -> Rule:
-    left, right, shape = node._saved_mat1, node._saved_mat2, _shape(node)
+    left = node._saved_mat1
+    right = node._saved_mat2
+    shape = _shape(node)
     if node._saved_alpha != 1 or node._saved_beta != 1:
         raise NoTangentError
-    return _by_input(lambda bias: bias.expand(shape), lambda one: one @ right, lambda one: left @ one)
+    return _by_input(
+        lambda bias: bias.expand(shape), lambda one: one @ right, lambda one: left @ one
+    )
 
 
 def _product(node: Node) -> Rule:
-    left, right = node._saved_self, node._saved_mat2
+    left = node._saved_self
+    right = node._saved_mat2
     return _by_input(lambda one: one @ right, lambda one: left @ one)
 
 
 def _convolution(node: Node) -> Rule:
-    images, weight = node._saved_input, node._saved_weight
-    options = (node._saved_stride, node._saved_padding, node._saved_dilation, node._saved_transposed,
-               node._saved_output_padding, node._saved_groups)  # fmt: skip
+    images = node._saved_input
+    weight = node._saved_weight
+    options = (
+        node._saved_stride,
+        node._saved_padding,
+        node._saved_dilation,
+        node._saved_transposed,
+        node._saved_output_padding,
+        node._saved_groups,
+    )
 
     def by_bias(tangent: Tensor) -> Tensor:
         raise NoTangentError
 
     return _by_input(
         lambda one: _aten.convolution(one, weight, None, *options),
-        lambda one: _aten.convolution(images, one, None, *options), by_bias,
-    )  # fmt: skip
+        lambda one: _aten.convolution(images, one, None, *options),
+        by_bias,
+    )
 
 
 def _embedding(node: Node) -> Rule:
-    words, padding = node._saved_indices, signed(node._saved_padding_idx)
+    words = node._saved_indices
+    padding = signed(node._saved_padding_idx)
 
     def rule(inputs: Inputs) -> Tensor:
         rows = F.embedding(words, _alone(inputs))
@@ -147,9 +176,12 @@ def _alone(inputs: Inputs) -> Tensor:
     return first
 
 
-def _normalization(node: Node, backward: Callable[..., Any], *settings: Any, channels: bool = True) -> Rule:
+def _normalization(
+    node: Node, backward: Callable[..., Any], *settings: Any, channels: bool = True
+) -> Rule:
     """The normalization is symmetric up to the gain, which comes before it in the backward."""
-    x, gain = node._saved_input, node._saved_weight
+    x = node._saved_input
+    gain = node._saved_weight
     if gain is not None and channels:
         gain = gain.view(1, -1, *[1] * (x.ndim - 2))
 
@@ -161,8 +193,15 @@ def _normalization(node: Node, backward: Callable[..., Any], *settings: Any, cha
 
 
 def _batch_norm(node: Node) -> Rule:
-    statistics = (node._saved_running_mean, node._saved_running_var, node._saved_result1, node._saved_result2)
-    epsilon = node._saved_eps if hasattr(node, "_saved_eps") else node._saved_epsilon  # cuDNN's name
+    statistics = (
+        node._saved_running_mean,
+        node._saved_running_var,
+        node._saved_result1,
+        node._saved_result2,
+    )
+    epsilon = (
+        node._saved_eps if hasattr(node, "_saved_eps") else node._saved_epsilon
+    )  # cuDNN's name
     options = (None, *statistics, node._saved_training, epsilon)
     return _normalization(node, _aten.native_batch_norm_backward, *options)
 
@@ -179,18 +218,26 @@ def _group_norm(node: Node) -> Rule:
 
 
 def _max_pool(node: Node, dimensions: int = 2) -> Rule:
-    places, shape = node._saved_result1.flatten(-dimensions), _shape(node)
+    places = node._saved_result1.flatten(-dimensions)
+    shape = _shape(node)
     return lambda inputs: _alone(inputs).flatten(-dimensions).gather(-1, places).view(shape)
 
 
 def _average_pool(node: Node) -> Rule:
-    options = (node._saved_kernel_size, node._saved_stride, node._saved_padding, node._saved_ceil_mode,
-               node._saved_count_include_pad, node._saved_divisor_override)  # fmt: skip
+    options = (
+        node._saved_kernel_size,
+        node._saved_stride,
+        node._saved_padding,
+        node._saved_ceil_mode,
+        node._saved_count_include_pad,
+        node._saved_divisor_override,
+    )
     return lambda inputs: _aten.avg_pool2d(_alone(inputs), *options)
 
 
 def _log_softmax(node: Node) -> Rule:
-    probabilities, dimension = node._saved_result.exp(), signed(node._saved_dim)
+    probabilities = node._saved_result.exp()
+    dimension = signed(node._saved_dim)
 
     def rule(inputs: Inputs) -> Tensor:
         tangent = _alone(inputs)
@@ -200,7 +247,9 @@ def _log_softmax(node: Node) -> Rule:
 
 
 def _concatenation(node: Node) -> Rule:
-    dimension, shape, sources = signed(node._saved_dim), _shape(node), node.next_functions
+    dimension = signed(node._saved_dim)
+    shape = _shape(node)
+    sources = node.next_functions
 
     def rule(inputs: Inputs) -> Tensor:
         known = next(one for one in inputs if one is not None)
@@ -220,7 +269,8 @@ def _concatenation(node: Node) -> Rule:
 
 
 def _where(node: Node) -> Rule:
-    condition, shape = node._saved_condition, _shape(node)
+    condition = node._saved_condition
+    shape = _shape(node)
 
     def rule(inputs: Inputs) -> Tensor:
         zero = _sum(inputs).new_zeros(())
@@ -266,7 +316,9 @@ _RULES: dict[str, Callable[[Node], Rule]] = {
     "MaxPool3DWithIndicesBackward0": lambda node: _max_pool(node, 3),
     "AdaptiveMaxPool2DBackward0": _max_pool,
     "AvgPool2DBackward0": _average_pool,
-    "AdaptiveAvgPool2DBackward0": _moves(_aten._adaptive_avg_pool2d, lambda node: list(_shape(node)[-2:])),
+    "AdaptiveAvgPool2DBackward0": _moves(
+        _aten._adaptive_avg_pool2d, lambda node: list(_shape(node)[-2:])
+    ),
     "LogSoftmaxBackward0": _log_softmax,
     "CatBackward0": _concatenation,
     "WhereBackward0": _where,
@@ -278,7 +330,9 @@ _RULES: dict[str, Callable[[Node], Rule]] = {
     "ExpandBackward0": _moves(Tensor.expand, _shape),
     "TBackward0": _moves(Tensor.t),
     "TransposeBackward0": _moves(Tensor.transpose, _dimension("dim0"), _dimension("dim1")),
-    "PermuteBackward0": _moves(Tensor.permute, lambda node: [signed(one) for one in node._saved_dims]),
+    "PermuteBackward0": _moves(
+        Tensor.permute, lambda node: [signed(one) for one in node._saved_dims]
+    ),
     "ConstantPadNdBackward0": _moves(F.pad, lambda node: [signed(one) for one in node._saved_pad]),
     "SplitBackward0": _moves(Tensor.split, lambda node: node._saved_split_size, _dimension("dim")),
     "UnbindBackward0": _moves(Tensor.unbind, _dimension("dim")),
@@ -326,7 +380,9 @@ def find_rule(node: Node) -> Rule:
     kind = type(node).__name__
     if hasattr(node, "_forward_cls") or kind == "CopySlices":
         raise NoTangentError(kind)  # a function written in Python, or a node that hides others
-    known = _symmetric(node) if kind in _SYMMETRIC else _RULES[kind](node) if kind in _RULES else None
+    known = (
+        _symmetric(node) if kind in _SYMMETRIC else _RULES[kind](node) if kind in _RULES else None
+    )
 
     is_complex = node._input_metadata[0].dtype.is_complex
 
@@ -370,7 +426,9 @@ class RecordedGraph:
     def push(self, leaves: Sequence[Tensor], tangents: Sequence[Tensor]) -> Tensor | None:
         """The change of the output for these changes of leaves; None if it does not depend on them."""
         pairs = zip(map(id, leaves), tangents, strict=True)
-        known: dict[Key, Tensor] = {(self._starts[one], 0): tan for one, tan in pairs if one in self._starts}
+        known: dict[Key, Tensor] = {
+            (self._starts[one], 0): tan for one, tan in pairs if one in self._starts
+        }
         for step in self._path(tuple(known)):
             found = step.rule([None if key is None else known.get(key) for key in step.inputs])
             if isinstance(found, Tensor):
@@ -384,7 +442,9 @@ class RecordedGraph:
     def _path(self, starts: tuple[Key, ...]) -> list[_Step]:
         if starts not in self._paths:
             changing = {node for node, _ in starts}
-            needed, steps, through = {self._end}, list[_Step](), list[Node]()
+            needed = {self._end}
+            steps = list[_Step]()
+            through = list[Node]()
             for node in self._nodes:
                 if any(source in changing for source, _ in node.next_functions):
                     changing.add(node)
@@ -402,7 +462,8 @@ class RecordedGraph:
 
 def _in_order(top: Node) -> Iterator[Node]:
     """The nodes below `top`, each after those that it uses."""
-    done, waiting = set[Node](), [(top, iter(top.next_functions))]
+    done = set[Node]()
+    waiting = [(top, iter(top.next_functions))]
     while waiting:
         node, sources = waiting[-1]
         source = next((one for one, _ in sources if one is not None and one not in done), None)

@@ -1,8 +1,8 @@
 """Upstream and downstream of a weight: activations, dropout, normalizations and residual branches.
 
-A dropout is a part of the function after it if it has to be: f(z/q) is not f(z)/q unless f is positively
-homogeneous, as ReLU. A tanh after a dropout gives f(z/q) with probability q and f(0) else, and has the second
-moment q·E f(z/q)² + (1 − q)·f(0)².
+A dropout is a part of the function after it if it has to be: f(z/q) is not f(z)/q unless f is
+positively homogeneous, as ReLU. A tanh after a dropout gives f(z/q) with probability q and f(0)
+else, and has the second moment q·E f(z/q)² + (1 − q)·f(0)².
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _FUNCTIONS = ("elementwise", "dropout")
 
 
 Function = Callable[[Tensor], Tensor]
-# A function, once for each outcome of the dropouts inside, with its probability; () is the identity.
+# A function, once for each outcome of the dropouts inside, with its probability; () is the
+# identity.
 Outcomes = tuple[tuple[float, Function], ...]
 
 
@@ -50,7 +51,8 @@ def _prepend(step: Step, outcomes: Outcomes) -> tuple[Outcomes, float]:
     alike = len(outcomes) == 1 and 0 < keep < 1 and is_homogeneous(outcomes[0][1], 1 / keep)
     if not outcomes or not 0 < keep < 1 or alike:
         return outcomes, keep
-    kept, lost = _compose(lambda value: value / keep, outcomes), _compose(torch.zeros_like, outcomes)
+    kept = _compose(lambda value: value / keep, outcomes)
+    lost = _compose(torch.zeros_like, outcomes)
     weighed = [(keep, kept), (1 - keep, lost)]
     return tuple((own * chance, one) for own, ways in weighed for chance, one in ways), 1.0
 
@@ -60,7 +62,8 @@ def is_homogeneous(function: Function, factor: float = 2.0) -> bool:
     points = torch.linspace(-8, 8, 65, dtype=torch.float64, device="cpu")
     try:
         with torch.no_grad():
-            value, grown = function(points).double(), function(factor * points).double()
+            value = function(points).double()
+            grown = function(factor * points).double()
     except Exception:  # not elementwise: whoever needs the gain says so
         return True
     return torch.allclose(grown, factor * value, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -70,7 +73,9 @@ def _function_of(outcomes: Outcomes) -> Function | None:
     """One function, the root mean square of the outcomes; None for the identity."""
     if len(outcomes) < 2:
         return outcomes[0][1] if outcomes else None
-    return lambda value: torch.stack([chance * one(value) ** 2 for chance, one in outcomes]).sum(0).sqrt()
+    return lambda value: (
+        torch.stack([chance * one(value) ** 2 for chance, one in outcomes]).sum(0).sqrt()
+    )
 
 
 def moment_of(outcomes: Outcomes, scale: float = 1.0, *, slope: bool = False) -> float:
@@ -97,12 +102,15 @@ def upstream_of(trace: Trace, step: Step) -> Context:
 
 def _back(trace: Trace, index: int, outcomes: Outcomes = ()) -> Context:
     """From step `index` back to its source; the function of `outcomes` comes after the step."""
-    keep, active, words = 1.0, False, ""
+    keep = 1.0
+    active = False
+    words = ""
     while True:
         step = trace[index]
         if step.kind in _FUNCTIONS:
             outcomes, kept = _prepend(step, outcomes)
-            keep, active = keep * kept, active or step.active
+            keep = keep * kept
+            active = active or step.active
             words = f"{step.name}, {words}" if words else step.name
         elif step.kind not in _PASSED or not step.sources or step.resizes:
             break
@@ -111,7 +119,9 @@ def _back(trace: Trace, index: int, outcomes: Outcomes = ()) -> Context:
     words = ", ".join(filter(None, (found.words, words)))
     trouble = found.trouble or (words if math.isnan(found.moment) else "")
     active = active or found.dropout_active
-    return replace(found, words=words, keep=found.keep * keep, dropout_active=active, trouble=trouble)
+    return replace(
+        found, words=words, keep=found.keep * keep, dropout_active=active, trouble=trouble
+    )
 
 
 def _source(trace: Trace, step: Step, outcomes: Outcomes) -> Context:
@@ -129,7 +139,9 @@ def _source(trace: Trace, step: Step, outcomes: Outcomes) -> Context:
         return _joined(trace, step, [_back(trace, source, outcomes) for source in step.sources])
     if step.kind == "normalizing":
         return Context(step.name, end=step.name, trouble=step.name)
-    if step.kind == "pool":  # that changes the size; but a sum of what a softmax has weighed is a mean
+    if (
+        step.kind == "pool"
+    ):  # that changes the size; but a sum of what a softmax has weighed is a mean
         mixes = _back(trace, step.sources[0]).end == "mix"
         return Context(step.name, size, end="mix" if mixes else "unknown")
     if step.kind in ("state", "gates"):
@@ -194,11 +206,13 @@ class Downstream:
     def path(self, step: Step, kinds: tuple[str, ...]) -> tuple[list[Step], Step | None, str]:
         """The steps after `step` while a single consumer of these kinds follows; rearranging always counts.
 
-        And the step that ends them, None where the result goes to several or leaves; and the name of the end.
+        And the step that ends them, None where the result goes to several or leaves; and the name
+        of the end.
         """
         steps: list[Step] = []
         while True:
-            found, leaves = self.consumers.get(step.index, []), step.index in self.trace.outputs
+            found = self.consumers.get(step.index, [])
+            leaves = step.index in self.trace.outputs
             if not found:
                 return steps, None, "output" if leaves else "nowhere"
             if len(found) > 1 or leaves:
@@ -212,9 +226,14 @@ class Downstream:
     def context(self, step: Step) -> Context:
         """The context that begins at the weight of `step`; it goes on behind a sum.
 
-        What is added there is taken to leave the size as it is, so that slopes before and after it multiply.
+        What is added there is taken to leave the size as it is, so that slopes before and after it
+        multiply.
         """
-        words, size, keep, active, end = "", 1.0, 1.0, False, ""
+        words = ""
+        size = 1.0
+        keep = 1.0
+        active = False
+        end = ""
         while True:
             steps, last, ended = self.path(step, _FUNCTIONS)
             met = [passed for passed in steps if passed.kind in _FUNCTIONS]
@@ -224,7 +243,8 @@ class Downstream:
                 keep *= kept
             size *= moment_of(outcomes, slope=True)
             words = ", ".join(filter(None, (words, *(passed.name for passed in met))))
-            active, end = active or any(passed.active for passed in met), ended if met or not end else end
+            active = active or any(passed.active for passed in met)
+            end = ended if met or not end else end
             if ended != "sum" or last is None:
                 break
             step = last
@@ -233,17 +253,21 @@ class Downstream:
     def norm_follows(self, step: Step) -> bool:
         """Whether a normalization undoes the scale of the weight before anything else uses it."""
         steps, _, end = self.path(step, _FUNCTIONS)
-        return end == "norm" and all(one.name in SCALINGS for one in steps if one.kind == "elementwise")
+        return end == "norm" and all(
+            one.name in SCALINGS for one in steps if one.kind == "elementwise"
+        )
 
     def closes_residual(self, step: Step) -> bool:
         """Whether the weight's output is added to an ancestor of its input, or to a shorter branch from one.
 
-        Elementwise functions, dropout, norms and rearranging may lie between. Where both summands use the
-        same weights, it is a recurrence and no residual branch. Against a shorter branch, as a projection is,
-        the longer must be without sums: a stream to which one signal is added repeatedly is no branch of it.
+        Elementwise functions, dropout, norms and rearranging may lie between. Where both summands
+        use the same weights, it is a recurrence and no residual branch. Against a shorter branch,
+        as a projection is, the longer must be without sums: a stream to which one signal is added
+        repeatedly is no branch of it.
         """
         steps, last, _ = self.path(step, (*_FUNCTIONS, "norm"))
-        trace, recurrent = self.trace, step.use is not None and step.use.inside in GATES
+        trace = self.trace
+        recurrent = step.use is not None and step.use.inside in GATES
         if last is None or last.kind != "sum" or recurrent:
             return False
 
@@ -254,9 +278,15 @@ class Downstream:
         own = steps[-1].index if steps else step.index
         branch = trace.ancestors([own])
         for skip in [trace.ancestors([other]) for other in last.sources if other != own]:
-            mine, others = weights(branch - skip), weights(skip - branch)
+            mine = weights(branch - skip)
+            others = weights(skip - branch)
             repeated = len(set(mine)) < len(mine) or bool(set(mine) & set(others))
             added = any(trace[i].kind == "sum" and len(trace[i].sources) > 1 for i in branch - skip)
-            if branch & skip and len(mine) > len(others) and not (others and added) and not repeated:
+            if (
+                branch & skip
+                and len(mine) > len(others)
+                and not (others and added)
+                and not repeated
+            ):
                 return True
         return False

@@ -16,8 +16,8 @@ from hessinit.init.trace import WeightUse
 from hessinit.problem.validate import check_tolerance, check_whole
 from hessinit.results.advice import check_fraction
 
-# lr·‖H‖ of the network at initialization. Training soon lowers the curvature of a plain network, so that
-# twice the stability limit is safe; that of a normalized one rises first.
+# lr·‖H‖ of the network at initialization. Training soon lowers the curvature of a plain network, so
+# that twice the stability limit is safe; that of a normalized one rises first.
 KAPPA = 4.0
 KAPPA_NORMALIZED = 0.5
 # lr·‖P^-½ H P^-½‖, the norm that Adam sees, of weights that can be scaled along symmetries.
@@ -26,7 +26,8 @@ KAPPA_ADAM = 7.0
 KAPPA_DROPOUT = 1.0
 # The curvature of a quadratic loss stays the same during training.
 KAPPA_QUADRATIC = 1.0
-# Normalizations undo much of a gain: a smaller one would have to be so small that it stops the learning.
+# Normalizations undo much of a gain: a smaller one would have to be so small that it stops the
+# learning.
 SMALLEST_GAIN_NORMALIZED = 0.5
 
 # What scheme="auto" stands for; in deep chains its pre-activations may be smaller or larger than 1.
@@ -36,22 +37,25 @@ AUTO_SCHEME = "lsuv"
 SMALL_OUTPUT = 0.5
 # The same for a network with scale-free weights, whose curvature does not need large outputs.
 SMALL_OUTPUT_SCALE_FREE = 0.7
-# Weights whose ‖H‖ is above the target by at most this factor are scaled to a small output too, if possible.
+# Weights whose ‖H‖ is above the target by at most this factor are scaled to a small output too, if
+# possible.
 SMALL_OUTPUT_UP_TO = 2.0
 
-# Sharpening stops where it would raise the loss above this many times the loss of a zero output: beyond, the
-# curvature comes with a softmax that is confident without knowing anything, and soon falls.
+# Sharpening stops where it would raise the loss above this many times the loss of a zero output:
+# beyond, the curvature comes with a softmax that is confident without knowing anything, and soon
+# falls.
 MAX_SHARPENING = 4.0
 
-# Where the last weight alone would raise the loss above this many times the loss of a zero output, the others
-# are enlarged instead and the output kept small, as in homogeneous networks.
+# Where the last weight alone would raise the loss above this many times the loss of a zero output,
+# the others are enlarged instead and the output kept small, as in homogeneous networks.
 LOUD = 2.5
 
 MAX_MEASUREMENTS = {"network": 10, "layers": 12}
 
-# The old weights are put back if a new one has a standard deviation above the first number and above the
-# second number times the old one, or if the loss has grown by the second number. That happens where a small
-# factor, such as a LayerScale of 1e-5, precedes a weight that LSUV scales to compensate for it.
+# The old weights are put back if a new one has a standard deviation above the first number and
+# above the second number times the old one, or if the loss has grown by the second number. That
+# happens where a small factor, such as a LayerScale of 1e-5, precedes a weight that LSUV scales to
+# compensate for it.
 ABSURD_SIZE = 1000.0
 ABSURD_GROWTH = 100.0
 
@@ -91,11 +95,13 @@ class NetworkTraits:
     @property
     def reason_not_to_sharpen(self) -> str:
         """Empty for a plain network."""
-        # A larger head on features of fixed size, or that rare tokens seldom train, only adds noise; and a
-        # quadratic loss has no softmax that would lower the curvature again.
+        # A larger head on features of fixed size, or that rare tokens seldom train, only adds
+        # noise; and a quadratic loss has no softmax that would lower the curvature again.
         if self.normalized:
             return "its features are normalized"
-        return "it reads tokens" if self.tokens else "its loss is quadratic" if self.quadratic else ""
+        return (
+            "it reads tokens" if self.tokens else "its loss is quadratic" if self.quadratic else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,9 @@ class Config:
         choose("residual", self.residual, ["auto", *RESIDUAL_POWERS])
         choose("optimizer", self.optimizer, ["sgd", "momentum", "nesterov", *ADAPTIVE])
         if self.rule == "layers" and self.scaling != "auto":
-            raise ProblemError(f"scaling={self.scaling!r} has no meaning for rule='layers'; leave it out.")
+            raise ProblemError(
+                f"scaling={self.scaling!r} has no meaning for rule='layers'; leave it out."
+            )
         if self.lr is not None and self.target is not None:
             raise ProblemError(
                 f"lr={self.lr!r} and target={self.target!r} both set the norm to reach; pass one of them."
@@ -175,7 +183,9 @@ class Config:
     @property
     def reports(self) -> bool:
         """Whether the curvature is measured before and after; nothing but the reports reads it for Adam."""
-        return not (self.is_adaptive and self.lr is not None) if self.report is None else self.report
+        return (
+            not (self.is_adaptive and self.lr is not None) if self.report is None else self.report
+        )
 
     @property
     def scheme_name(self) -> str:
@@ -189,13 +199,14 @@ class Config:
     def goal(self, kappa: float, norm: float, unscaled: bool) -> Goal:
         """The norm to reach for this κ, where the scheme's weights have that norm.
 
-        Momentum makes lasting steps 1/(1 − momentum) times as long. lr="auto" takes the rate that suits the
-        `unscaled` weights, κ/‖H‖ (at least 1/‖H‖); or 1/‖H‖, where the weights can be scaled to suit any
-        rate. There is none for weights without curvature.
+        Momentum makes lasting steps 1/(1 − momentum) times as long. lr="auto" takes the rate that
+        suits the `unscaled` weights, κ/‖H‖ (at least 1/‖H‖); or 1/‖H‖, where the weights can be
+        scaled to suit any rate. There is none for weights without curvature.
         """
         if self.lr is None:
             return Goal(1.0 if self.target is None else self.target)
-        kappa, rate = kappa / self.flatter, self.lr
+        kappa = kappa / self.flatter
+        rate = self.lr
         shorter = 1 - self.momentum
         if rate == "auto":
             if not 0 < norm < math.inf:

@@ -1,7 +1,8 @@
 """New weights: draws for one output block (a gate, a head's q) at a time, and LSUV, which measures them.
 
-Numbers are drawn in fp32 (fp64 for fp64 weights) on the generator's device and then copied, so a weight in
-bf16 or fp16, on any device, gets the rounded numbers of its fp32 twin. Nothing is written to the model here.
+Numbers are drawn in fp32 (fp64 for fp64 weights) on the generator's device and then copied, so a
+weight in bf16 or fp16, on any device, gets the rounded numbers of its fp32 twin. Nothing is written
+to the model here.
 """
 
 from __future__ import annotations
@@ -30,20 +31,26 @@ DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)
 _CUT = 2.0  # a truncated normal ends at this many standard deviations of its parent
 _MASS = math.erf(_CUT / math.sqrt(2))  # of the parent within the cuts
 _DENSITY_AT_CUT = math.exp(-(_CUT**2) / 2) / math.sqrt(2 * math.pi)
-TRUNCATED_STD = math.sqrt(1 - 2 * _CUT * _DENSITY_AT_CUT / _MASS)  # of a unit normal cut there: 0.8796
+TRUNCATED_STD = math.sqrt(
+    1 - 2 * _CUT * _DENSITY_AT_CUT / _MASS
+)  # of a unit normal cut there: 0.8796
 
 
 @torch.no_grad()
 def draw_(
-    view: Tensor, std: float, distribution: Distribution = "normal", generator: torch.Generator | None = None
+    view: Tensor,
+    std: float,
+    distribution: Distribution = "normal",
+    generator: torch.Generator | None = None,
 ) -> None:
     """Fill `view` with independent numbers of mean 0 and standard deviation `std`, whatever the distribution.
 
-    "truncated normal" ends at two standard deviations of its parent (2.27 `std`), "uniform" at √3 `std`.
-    Without a generator, the global one of the CPU is drawn from.
+    "truncated normal" ends at two standard deviations of its parent (2.27 `std`), "uniform" at √3
+    `std`. Without a generator, the global one of the CPU is drawn from.
     """
     choose("distribution", distribution, list(DISTRIBUTIONS))
-    dtype, device = torch.float64 if view.dtype == torch.float64 else torch.float32, _device(generator)
+    dtype = torch.float64 if view.dtype == torch.float64 else torch.float32
+    device = _device(generator)
     if distribution == "normal":
         block = torch.randn(view.shape, dtype=dtype, generator=generator, device=device).mul_(std)
     else:
@@ -61,23 +68,29 @@ def draw_(
 def draw_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | None = None) -> None:
     """Fill `view` (out, in, *kernel) with `gain` times a random semi-orthogonal matrix (out, in·kernel).
 
-    Its rows are orthonormal, or its columns where it has more rows than columns, and it is uniform among
-    such matrices (Haar). Costs a QR decomposition in fp64.
+    Its rows are orthonormal, or its columns where it has more rows than columns, and it is uniform
+    among such matrices (Haar). Costs a QR decomposition in fp64.
     """
-    rows, columns = view.shape[0], math.prod(view.shape[1:])
-    shape, device = (max(rows, columns), min(rows, columns)), _device(generator)
-    q, r = torch.linalg.qr(torch.randn(shape, dtype=torch.float64, generator=generator, device=device))
+    rows = view.shape[0]
+    columns = math.prod(view.shape[1:])
+    shape = (max(rows, columns), min(rows, columns))
+    device = _device(generator)
+    q, r = torch.linalg.qr(
+        torch.randn(shape, dtype=torch.float64, generator=generator, device=device)
+    )
     # LAPACK's choice of signs is not uniform; a positive diagonal of R makes it so (Mezzadri 2007).
     q *= torch.where(r.diagonal() < 0, -1.0, 1.0)
     matrix = q if rows >= columns else q.T
     view.copy_(matrix.mul_(gain).reshape(view.shape))
 
 
-def draw_delta_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | None = None) -> None:
+def draw_delta_orthogonal_(
+    view: Tensor, gain: float, generator: torch.Generator | None = None
+) -> None:
     """Fill the middle of `view` (out, in, *kernel) with `gain` times an orthogonal matrix, the rest with 0.
 
-    The convolution then keeps norms, up to its borders, where it has no fewer outputs than inputs (Xiao et
-    al. 2018). Without a kernel, the same as `draw_orthogonal_`.
+    The convolution then keeps norms, up to its borders, where it has no fewer outputs than inputs
+    (Xiao et al. 2018). Without a kernel, the same as `draw_orthogonal_`.
     """
     middle = view.detach().zero_()
     for length in view.shape[2:]:
@@ -94,8 +107,8 @@ def _device(generator: torch.Generator | None) -> torch.device:
 class Draft:
     """A weight with its plan, and the use that decides about it; None for a weight that stays unchanged.
 
-    `gain` is the factor on an orthogonal matrix, or, for LSUV, the std that its output shall have; `factor`
-    is the dropout's factor on top of a measured size.
+    `gain` is the factor on an orthogonal matrix, or, for LSUV, the std that its output shall have;
+    `factor` is the dropout's factor on top of a measured size.
     """
 
     target: Target
@@ -116,15 +129,26 @@ class Drawn:
 
 
 def draw_values(
-    model: nn.Module, drafts: Sequence[Draft], scheme: str, distribution: str | None, biases: str,
-    generator: torch.Generator | None, sample: Any, forward: Forward | None,
-) -> Drawn:  # fmt: skip
+    model: nn.Module,
+    drafts: Sequence[Draft],
+    scheme: str,
+    distribution: str | None,
+    biases: str,
+    generator: torch.Generator | None,
+    sample: Any,
+    forward: Forward | None,
+) -> Drawn:
     """New weights for all drafts that are to be written, and new biases."""
     generator = _independent(generator)
     planned = {draft.target.key: draft.planned for draft in drafts}
     written = {draft.target.key: draft for draft in drafts if draft.use is not None}
     weights = {key: _draw(draft, scheme, distribution, generator) for key, draft in written.items()}
-    owned = [bias for one in written.values() for bias in one.target.biases().values() if biases != "keep"]
+    owned = [
+        bias
+        for one in written.values()
+        for bias in one.target.biases().values()
+        if biases != "keep"
+    ]
     zeros = {bias: torch.zeros_like(bias, requires_grad=False) for bias in owned}
     notes: tuple[str, ...] = ()
     if scheme == "lsuv":
@@ -135,7 +159,9 @@ def draw_values(
     return Drawn(values, zeros, tuple(planned.values()), notes)
 
 
-def _draw(draft: Draft, scheme: str, distribution: str | None, generator: torch.Generator) -> Tensor:
+def _draw(
+    draft: Draft, scheme: str, distribution: str | None, generator: torch.Generator
+) -> Tensor:
     assert draft.use is not None
     dtype = torch.float64 if draft.target.stored[0].dtype == torch.float64 else torch.float32
     value = torch.empty(draft.use.shape, dtype=dtype, device=generator.device)
@@ -156,8 +182,9 @@ def _draw(draft: Draft, scheme: str, distribution: str | None, generator: torch.
 def _independent(generator: torch.Generator | None) -> torch.Generator:
     """A new generator, seeded from the one that was given, or from the global one.
 
-    After torch.manual_seed(0) the user's data are the numbers that seed 0 gives. Weights drawn from another
-    generator of that seed would be those very numbers: the first layer's output is several times too large.
+    After torch.manual_seed(0) the user's data are the numbers that seed 0 gives. Weights drawn from
+    another generator of that seed would be those very numbers: the first layer's output is several
+    times too large.
     """
     seed = torch.randint(2**62, (1,), generator=generator, device=_device(generator))
     return torch.Generator(_device(generator)).manual_seed(int(seed))
@@ -165,35 +192,48 @@ def _independent(generator: torch.Generator | None) -> torch.Generator:
 
 def _measured(draft: Draft, value: Tensor) -> PlannedWeight:
     assert draft.use is not None
-    blocks = [torch.cat([one.reshape(-1) for one in groups]) for groups in block_views(draft.use, value)]
+    blocks = [
+        torch.cat([one.reshape(-1) for one in groups]) for groups in block_views(draft.use, value)
+    ]
     roots = [float(block.double().square().mean().sqrt()) for block in blocks]
     return replace(draft.planned, std=tuple(roots))
 
 
-# --- Layer-sequential unit variance (Mishkin & Matas, ICLR 2016), in one forward pass ---------------------
+# --- Layer-sequential unit variance (Mishkin & Matas, ICLR 2016), in one forward pass
+# ---------------------
 #
-# A layer's output is linear in its weight, so one division makes its variance 1; what follows then runs on
-# the corrected output. The original runs the network several times for each layer.
+# A layer's output is linear in its weight, so one division makes its variance 1; what follows then
+# runs on the corrected output. The original runs the network several times for each layer.
 
 # With a bias one division is not exact. The original allows ten, to within a tenth.
-_ROUNDS, _CLOSE, _CLOSE_ENOUGH = 10, 1e-3, 0.1
-_EXPLODING = 0.5  # a later use may be twice as large as asked for, as it is in recurrences and at random
+_ROUNDS = 10
+_CLOSE = 1e-3
+_CLOSE_ENOUGH = 0.1
+_EXPLODING = (
+    0.5  # a later use may be twice as large as asked for, as it is in recurrences and at random
+)
 
 
 class UnitVariance(TorchFunctionMode):
     """Scales each of `weights`, in place, where a layer first uses it, until its output has its std.
 
-    `factors` are what each weight was multiplied by, `shrunk` the parts of them that are due to a later use,
-    which would have exploded; `zero` are weights whose output was 0, `failed` those that no scale suits.
+    `factors` are what each weight was multiplied by, `shrunk` the parts of them that are due to a
+    later use, which would have exploded; `zero` are weights whose output was 0, `failed` those that
+    no scale suits.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], stds: Mapping[str, float]) -> None:
         super().__init__()
         # By storage: `x @ weight.T` uses a view.
-        self._names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
-        self._weights, self._stds = weights, stds
-        self.factors, self.shrunk = dict[str, float](), dict[str, float]()
-        self.zero, self.failed = list[str](), list[str]()
+        self._names = {
+            weight.untyped_storage().data_ptr(): name for name, weight in weights.items()
+        }
+        self._weights = weights
+        self._stds = stds
+        self.factors = dict[str, float]()
+        self.shrunk = dict[str, float]()
+        self.zero = list[str]()
+        self.failed = list[str]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         again = functools.partial(func, *args, **(kwargs or {}))
@@ -202,7 +242,9 @@ class UnitVariance(TorchFunctionMode):
             tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.numel()]
             places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
             for name in [self._names[place] for place in places if place in self._names]:
-                result = (self._shrink_ if name in self.factors else self._scale_)(name, result, again)
+                result = (self._shrink_ if name in self.factors else self._scale_)(
+                    name, result, again
+                )
         return result
 
     def _multiply_(self, name: str, factor: float) -> None:
@@ -249,9 +291,13 @@ def _deviation(result: Tensor) -> float:
 
 
 def _scale_to_unit_variance_(
-    model: nn.Module, drafts: Mapping[str, Draft], weights: dict[str, Tensor],
-    biases: dict[nn.Parameter, Tensor], sample: Any, forward: Forward | None,
-) -> tuple[str, ...]:  # fmt: skip
+    model: nn.Module,
+    drafts: Mapping[str, Draft],
+    weights: dict[str, Tensor],
+    biases: dict[nn.Parameter, Tensor],
+    sample: Any,
+    forward: Forward | None,
+) -> tuple[str, ...]:
     """Scale `weights` in place by one forward on copies of them; returns notes."""
     targets = {key: draft.target for key, draft in drafts.items()}
     plain = {key: target for key, target in targets.items() if not target.is_parametrized}
@@ -270,7 +316,9 @@ def _scale_to_unit_variance_(
     for key, draft in drafts.items():
         weights[key] *= mode.factors.get(key, 1.0) * draft.factor
     unseen = ", ".join(target.name for key, target in targets.items() if key not in mode.factors)
-    notes = [f"{unseen}: parametrized, or no output to measure, so left orthogonal."] if unseen else []
+    notes = (
+        [f"{unseen}: parametrized, or no output to measure, so left orthogonal."] if unseen else []
+    )
     for key, factor in mode.shrunk.items():
         notes.append(
             f"{targets[key].name} is used again, where its output would be {1 / factor:.2g} times too "

@@ -29,7 +29,8 @@ Uses = tuple[WeightUse, ...]
 class Solution:
     """The goal, how it was sought, and why it was missed; empty where it was met.
 
-    `unreachable` are layers whose norm no scale changes. `met` is a sentence where symmetries met the goal.
+    `unreachable` are layers whose norm no scale changes. `met` is a sentence where symmetries met
+    the goal.
     """
 
     goal: Goal
@@ -50,7 +51,8 @@ def fit_(
     if kind not in factory.old:  # every fit starts from the same weights
         factory.old[kind] = _measure_old(factory, every_layer, config)
     old, old_loss, found_old = factory.old[kind]
-    notes, sizes = [*found_old], _root_mean_squares(targets)
+    notes = [*found_old]
+    sizes = _root_mean_squares(targets)
     try:
         traced = weights.find_weight_uses(factory.model, factory.sample, factory.options["forward"])
     except ProblemError as failure:
@@ -65,14 +67,19 @@ def fit_(
     if shrunk := _embedding_logs(model, targets, uses) if config.scheme == "auto" else {}:
         model.scale_(shrunk)
         model = ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
-    traits, asked = NetworkTraits.of(uses, model.loss_is_quadratic()), config
+    traits = NetworkTraits.of(uses, model.loss_is_quadratic())
+    asked = config
     if traits.quadratic:  # it does not saturate
         config = replace(config, max_sharpening=math.inf)
     if stuck := model.unscalable():
         notes.append(f"{', '.join(stuck)}: the parametrization removes the scale, so not scaled.")
     scalable = [one for one in targets if one.name not in stuck]
-    norms = {name: one for name, one in factory.model.named_modules() if isinstance(one, _BatchNorm)}
-    fixed = [name for name, one in norms.items() if not one.training and one.running_mean is not None]
+    norms = {
+        name: one for name, one in factory.model.named_modules() if isinstance(one, _BatchNorm)
+    }
+    fixed = [
+        name for name, one in norms.items() if not one.training and one.running_mean is not None
+    ]
     if fixed and config.fits_symmetries:
         notes.append(
             f"{fixed[0]}{f' and {len(fixed) - 1} more' if fixed[1:] else ''}: BatchNorm in eval mode, so the "
@@ -80,24 +87,42 @@ def fit_(
         )
     found = _solve(model, scalable, uses, traits, config)
     after = model.report(every_layer) if config.reports else None
-    factors = {name: factor * math.exp(shrunk.get(name, 0.0)) for name, factor in model.scales.items()}
-    for name, factor in (pair for symmetry in found.symmetries for pair in symmetry.factors.items()):
+    factors = {
+        name: factor * math.exp(shrunk.get(name, 0.0)) for name, factor in model.scales.items()
+    }
+    for name, factor in (
+        pair for symmetry in found.symmetries for pair in symmetry.factors.items()
+    ):
         layer = layer_name(parametrized_name(name))
         factors |= {layer: factors[layer] * factor} if layer in factors else {}
     changes = (sizes, _root_mean_squares(targets)), (old_loss, model.output().loss)
     if worse := _reason_to_restore(old, after, found, asked, *changes, model.loss_unit(old_loss)):
         restore()
-        after, factors = old, dict.fromkeys(factors, 1.0)
+        after = old
+        factors = dict.fromkeys(factors, 1.0)
         reasons = found.reason, f"{worse}, so the old weights were put back"
         found = replace(found, reason="; ".join(filter(None, reasons)), symmetries=(), met="")
     converged, reason = _judge(after, config, found)
     return Initialization(
-        before=old, after=after, scales=factors, target=found.goal.target, lr=found.goal.lr,
-        kappa=found.goal.kappa, optimizer=config.optimizer, rule=config.rule, scheme=config.scheme_name,
-        scaling=found.scaling, tolerance=config.tolerance, converged=converged, reason=reason,
-        measurements=found.measurements, symmetries=found.symmetries, plan=plan, notes=tuple(notes),
+        before=old,
+        after=after,
+        scales=factors,
+        target=found.goal.target,
+        lr=found.goal.lr,
+        kappa=found.goal.kappa,
+        optimizer=config.optimizer,
+        rule=config.rule,
+        scheme=config.scheme_name,
+        scaling=found.scaling,
+        tolerance=config.tolerance,
+        converged=converged,
+        reason=reason,
+        measurements=found.measurements,
+        symmetries=found.symmetries,
+        plan=plan,
+        notes=tuple(notes),
         seed=factory.options["seed"],
-    )  # fmt: skip
+    )
 
 
 def _solve(
@@ -123,9 +148,13 @@ def _solve(
 
 
 def _solve_symmetries(
-    model: ScaledModel, targets: list[Target], last: list[str], blocks: symmetric_fit.Blocks, kappa: float,
+    model: ScaledModel,
+    targets: list[Target],
+    last: list[str],
+    blocks: symmetric_fit.Blocks,
+    kappa: float,
     config: Config,
-) -> Solution:  # fmt: skip
+) -> Solution:
     """Scale-free weights to the target, others to at most that; a gain only for what no symmetry reaches."""
     goal = config.goal(kappa, math.nan, unscaled=True)
     if config.scheme == "auto":
@@ -141,7 +170,8 @@ def _solve_symmetries(
     if config.lr == "auto":
         goal = config.goal(kappa, fitted.target, unscaled=True)
     seen = "as Adam sees it" if config.is_adaptive else "of their own"
-    norm, percent = fitted.symmetries[0].norm, f"{100 * config.tolerance:.3g} %"
+    norm = fitted.symmetries[0].norm
+    percent = f"{100 * config.tolerance:.3g} %"
     unmoved = f"the function is unchanged (the output moved by {100 * fitted.output_change:.2g} %)"
     if not all(one.exact for one in fitted.symmetries):
         unmoved = "smaller gains before an activation changed the function"
@@ -151,7 +181,9 @@ def _solve_symmetries(
     return Solution(goal, SYMMETRIES, reason=reason, symmetries=fitted.symmetries, met=met)
 
 
-def _lower_rest_(factory: ProblemFactory, rest: list[Target], target: float, config: Config) -> None:
+def _lower_rest_(
+    factory: ProblemFactory, rest: list[Target], target: float, config: Config
+) -> None:
     """One gain for weights that no symmetry reaches, where they are too sharp and answer to it."""
     options: ProblemOptions = {**factory.options, "layers": [one.key for one in rest]}
     model = ScaledModel(replace(factory, options=options), rest, config.tolerance / 5)
@@ -167,17 +199,24 @@ def _solve_network(
 ) -> Solution:
     output = model.output()
     if config.is_adaptive and config.lr is not None:
-        drawn = "the given weights" if config.scheme == "keep" else f"the weights of {config.scheme_name}"
+        drawn = (
+            "the given weights"
+            if config.scheme == "keep"
+            else f"the weights of {config.scheme_name}"
+        )
         name = "AdamW" if config.optimizer == "adamw" else "Adam"
         kept = f"as steps of {name} do not grow with the gradient: {drawn} are kept"
-        rate, decoupled = config.lr, config.optimizer == "adamw"
+        rate = config.lr
+        decoupled = config.optimizer == "adamw"
         if rate == "auto":
             rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
             rate = best_adam_rate(model.factory.problem(), rule)
         goal = Goal(None, rate if math.isfinite(rate) else None)
         return Solution(goal, NOT_SCALED, met=f"no curvature was fitted, {kept}")
     # lr="auto" needs a norm in any case; else saturated weights are just too sharp.
-    needed = config.lr == "auto" or search.LossCap(config.max_sharpening, model.loss_unit()).admits(output)
+    needed = config.lr == "auto" or search.LossCap(config.max_sharpening, model.loss_unit()).admits(
+        output
+    )
     norm = model.network_norm() if needed else math.inf
     first = (Measurement(t=0.0, norm=norm, loss=output.loss),)
 
@@ -187,7 +226,11 @@ def _solve_network(
     goal = config.goal(traits.kappa, norm, unscaled=config.lr == "auto" and not homogeneous())
     assert goal.target is not None
     insists = config.scaling != "auto" or config.lr is None
-    if traits.reason_not_to_sharpen and not insists and 0 < norm < goal.target * (1 - config.tolerance):
+    if (
+        traits.reason_not_to_sharpen
+        and not insists
+        and 0 < norm < goal.target * (1 - config.tolerance)
+    ):
         reason = (
             f"the weights are flat enough for the rate; since {traits.reason_not_to_sharpen}, sharper ones "
             "would not learn faster"
@@ -205,7 +248,8 @@ def _solve_network(
     rows = (*first, *outcome.measurements)
     loud = model.output().loss > output.zero_loss + (defaults.LOUD - 1) * model.loss_unit()
     if config.scaling == "auto" and path.name == "last" and (outcome.reason or loud):
-        reached, far = dict(model.scales), abs(search.log_ratio(model.network_norm(), goal.target))
+        reached = dict(model.scales)
+        far = abs(search.log_ratio(model.network_norm(), goal.target))
         model.scale_({})
         other = scales.scaling_path("small-output", targets, uses, model, goal.target, nearly=True)
         second = search.solve_network(model, other, goal.target, config, lowest)
@@ -213,7 +257,8 @@ def _solve_network(
         if not second.reason or (
             outcome.reason and abs(search.log_ratio(model.network_norm(), goal.target)) < far
         ):
-            path, outcome = other, second
+            path = other
+            outcome = second
         else:
             model.scale_({name: math.log(factor) for name, factor in reached.items()})
     met = f"the network's ‖H‖ is within {100 * config.tolerance:.3g} % of {goal.target:.3g}"
@@ -229,32 +274,47 @@ def _draw_scheme_(
                 for bias in (bias for target in targets for bias in target.biases().values()):
                     bias.zero_()
         return None
-    uses, residual = traced.uses, config.residual
+    uses = traced.uses
+    residual = config.residual
     if residual == "auto":
-        residual = "scaled" if NetworkTraits.of(uses).normalized and not config.is_adaptive else "plain"
+        residual = (
+            "scaled" if NetworkTraits.of(uses).normalized and not config.is_adaptive else "plain"
+        )
     gains = None
     if config.scheme == "auto":
         names = {target.key: target.name for target in targets}
-        gains = {names[key]: std for key, std in mean_field.preactivation_stds(uses).items() if key in names}
+        gains = {
+            names[key]: std
+            for key, std in mean_field.preactivation_stds(uses).items()
+            if key in names
+        }
     plan = apply_scheme.write_scheme_(
-        factory.model, config.scheme_name, weights.find_targets(factory.model, factory.options["layers"]),
-        traced, factory.sample, factory.options["forward"], gains=gains, residual=residual,
+        factory.model,
+        config.scheme_name,
+        weights.find_targets(factory.model, factory.options["layers"]),
+        traced,
+        factory.sample,
+        factory.options["forward"],
+        gains=gains,
+        residual=residual,
         biases="keep" if config.biases == "keep" else "zero",
         generator=torch.Generator().manual_seed(factory.options["seed"]),
-    )  # fmt: skip
+    )
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 
 
 def _embedding_logs(model: ScaledModel, targets: list[Target], uses: Uses) -> dict[str, float]:
     """Shrink embeddings that are factors of the output, as in skip-gram, to vectors of length 1.
 
-    Vectors of unit variance would have products of size √dimension, which training must first unlearn.
+    Vectors of unit variance would have products of size √dimension, which training must first
+    unlearn.
     """
     names = {use.parameter for use in uses if use.kind == "embedding"}
     logs = {
         one.name: -0.5 * math.log(float(one.value.double().square().sum(-1).mean()))
-        for one in targets if one.key in names
-    }  # fmt: skip
+        for one in targets
+        if one.key in names
+    }
     size = model.output().size if logs else math.inf
     if not 0 < size < math.inf:
         return {}
@@ -277,7 +337,11 @@ def _measure_old(
         raise
     except ProblemError as failure:
         return None, math.nan, [f"before: {failure}"]
-    return None, math.nan, ["before: the old weights, or the network's output with them, are not finite."]
+    return (
+        None,
+        math.nan,
+        ["before: the old weights, or the network's output with them, are not finite."],
+    )
 
 
 def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
@@ -285,9 +349,14 @@ def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
 
 
 def _reason_to_restore(
-    old: CurvatureReport | None, after: CurvatureReport | None, found: Solution, config: Config,
-    sizes: tuple[dict[str, float], dict[str, float]], losses: tuple[float, float], unit: float,
-) -> str:  # fmt: skip
+    old: CurvatureReport | None,
+    after: CurvatureReport | None,
+    found: Solution,
+    config: Config,
+    sizes: tuple[dict[str, float], dict[str, float]],
+    losses: tuple[float, float],
+    unit: float,
+) -> str:
     """Why the new weights must not stay: farther from the target than the old ones, or not trainable."""
     before, now = sizes
     if math.isnan(losses[0]):
@@ -318,14 +387,20 @@ def _judge(after: CurvatureReport | None, config: Config, found: Solution) -> tu
     target = found.goal.target
     if after is None or target is None or found.scaling == SYMMETRIES:
         return not found.reason, found.reason or found.met
-    limit, rows = f"{100 * config.tolerance:.3g} %", _judged(after, config, found)
+    limit = f"{100 * config.tolerance:.3g} %"
+    rows = _judged(after, config, found)
     off = [row for row in rows if not abs(row.norm / target - 1) <= config.tolerance]
     if not rows:
         return False, found.reason
-    why = found.reason or after.network.reason or "the search met the target, the final report does not"
+    why = (
+        found.reason
+        or after.network.reason
+        or "the search met the target, the final report does not"
+    )
     if config.rule == "network":
         norm = f"the network's ‖H‖ = {after.network.norm:.3g}"
-        met, missed = f"{norm} is within {limit} of {target:.3g}", f"{norm}, not {target:.3g}: {why}"
+        met = f"{norm} is within {limit} of {target:.3g}"
+        missed = f"{norm}, not {target:.3g}: {why}"
     else:
         met = f"all {len(rows)} layers have ‖H‖ within {limit} of {target:.3g}"
         worst = max(rows, key=lambda row: abs(search.log_ratio(row.norm, target)))

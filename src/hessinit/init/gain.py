@@ -21,10 +21,29 @@ Activation = Function | nn.Module | type[nn.Module] | str
 
 CPU = torch.device("cpu")
 NAMES = (
-    "celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "linear",
-    "logsigmoid", "mish", "relu", "relu6", "rrelu", "selu", "sigmoid", "silu", "softplus", "softshrink",
-    "softsign", "tanh", "tanhshrink",
-)  # fmt: skip
+    "celu",
+    "elu",
+    "gelu",
+    "hardshrink",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "linear",
+    "logsigmoid",
+    "mish",
+    "relu",
+    "relu6",
+    "rrelu",
+    "selu",
+    "sigmoid",
+    "silu",
+    "softplus",
+    "softshrink",
+    "softsign",
+    "tanh",
+    "tanhshrink",
+)
 _SYNONYMS = {"swish": "silu", "leakyrelu": "leaky_relu"}
 
 
@@ -32,11 +51,12 @@ _SYNONYMS = {"swish": "silu", "leakyrelu": "leaky_relu"}
 def gain(activation: Activation, *, backward: bool = False) -> float:
     """The factor that keeps the signal's size through `activation`: 1/√E f(z)² for z ~ N(0, 1).
 
-    With `backward`, 1/√E f'(z)²: the gradient's size. The activation is any elementwise function: a module,
-    its class, a function of tensors or a name; a PReLU counts with its present slopes. By quadrature in fp64,
-    right to 1e-9 also across kinks and jumps; takes about a millisecond.
+    With `backward`, 1/√E f'(z)²: the gradient's size. The activation is any elementwise function: a
+    module, its class, a function of tensors or a name; a PReLU counts with its present slopes. By
+    quadrature in fp64, right to 1e-9 also across kinks and jumps; takes about a millisecond.
 
-    torch.nn.init.calculate_gain has 5/3 for tanh, 1 for sigmoid, 3/4 for SELU, and nothing for GELU:
+    torch.nn.init.calculate_gain has 5/3 for tanh, 1 for sigmoid, 3/4 for SELU, and nothing for
+    GELU:
 
     >>> [round(gain(name), 4) for name in ("relu", "tanh", "sigmoid", "selu", "gelu")]
     [1.4142, 1.5925, 1.8462, 1.0, 1.5335]
@@ -59,21 +79,30 @@ def gain(activation: Activation, *, backward: bool = False) -> float:
 def moment(activation: Activation, *, slope: bool = False) -> float:
     """E f(z)² for z ~ N(0, 1), or E f'(z)²: what is left of the mean square of a signal, or of a gradient.
 
-    Refuses what is random or not elementwise. A module is copied; it and the generators stay as they were.
+    Refuses what is random or not elementwise. A module is copied; it and the generators stay as
+    they were.
     """
     function = _resolve(activation)
     name = _name_of(function)
     if isinstance(function, nn.Module):
-        forward = getattr(function.forward, "__func__", None)  # None where one was set on the instance
+        forward = getattr(
+            function.forward, "__func__", None
+        )  # None where one was set on the instance
         if forward is nn.Identity.forward:
             return 1.0
         if forward is nn.PReLU.forward:
-            # In closed form, because several slopes go to the channels of its input: the mean over channels.
-            # The same for values and slopes, as it is linear on either side of 0.
+            # In closed form, because several slopes go to the channels of its input: the mean over
+            # channels. The same for values and slopes, as it is linear on either side of 0.
             slopes = cast(nn.PReLU, function).weight.detach()
-            found = math.nan if slopes.is_meta else (1 + float(slopes.cpu().double().square().mean())) / 2
+            found = (
+                math.nan
+                if slopes.is_meta
+                else (1 + float(slopes.cpu().double().square().mean())) / 2
+            )
             if not math.isfinite(found):
-                raise ProblemError(f"{name} has no gain: its slopes are not finite. Give them values first.")
+                raise ProblemError(
+                    f"{name} has no gain: its slopes are not finite. Give them values first."
+                )
             return found
     # `CPU` is the default device for tensors that `function` makes.
     with torch.inference_mode(False), torch.no_grad(), untouched_random_state(CPU), CPU:
@@ -94,7 +123,9 @@ def _resolve(activation: Activation) -> Function | nn.Module:
         if activation in ("linear", "identity"):
             return nn.Identity()
         if activation.lower() == "prelu":
-            raise ProblemError("activation='prelu' has slopes that are learned; pass the nn.PReLU itself.")
+            raise ProblemError(
+                "activation='prelu' has slopes that are learned; pass the nn.PReLU itself."
+            )
         choose("activation", activation, list(NAMES), _SYNONYMS)
         return getattr(nn.functional, activation)
     if isinstance(activation, type) and issubclass(activation, nn.Module):
@@ -113,7 +144,8 @@ def _resolve(activation: Activation) -> Function | nn.Module:
     return activation
 
 
-# --- A user's activation as a function of fp64 vectors, checked to be elementwise -------------------------
+# --- A user's activation as a function of fp64 vectors, checked to be elementwise
+# -------------------------
 
 
 def _slope_of(function: Function) -> Function:
@@ -123,7 +155,9 @@ def _slope_of(function: Function) -> Function:
             value = function(z)
             if not value.requires_grad:  # as of z > 0
                 return torch.zeros_like(z)
-            slopes: tuple[Tensor | None, ...] = torch.autograd.grad(value.sum(), z, allow_unused=True)
+            slopes: tuple[Tensor | None, ...] = torch.autograd.grad(
+                value.sum(), z, allow_unused=True
+            )
         return torch.zeros_like(z) if slopes[0] is None else slopes[0]
 
     return slope
@@ -142,10 +176,16 @@ def _evaluation(function: Function | nn.Module, name: str) -> Function:
 
     def evaluate(z: Tensor) -> Tensor:
         try:
-            if isinstance(function, nn.Module) and not calls:  # without the hooks, which may hold anything
+            if (
+                isinstance(function, nn.Module) and not calls
+            ):  # without the hooks, which may hold anything
                 held = [entry for part in function.modules() for entry in vars(part).items()]
-                memo: Any = {id(value): OrderedDict() for name, value in held if name.endswith("_hooks")}
-                calls.append(copy.deepcopy(function, memo).to(device=CPU, dtype=torch.float64).forward)
+                memo: Any = {
+                    id(value): OrderedDict() for name, value in held if name.endswith("_hooks")
+                }
+                calls.append(
+                    copy.deepcopy(function, memo).to(device=CPU, dtype=torch.float64).forward
+                )
             result = calls[0](z.clone())  # it may write in place
         except Exception as error:
             raise ProblemError(
@@ -162,7 +202,9 @@ def _evaluation(function: Function | nn.Module, name: str) -> Function:
 def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
     z = torch.linspace(-3, 3.1, 64, dtype=torch.float64)
     value = evaluate(z)
-    near = 1e-5 * float(value.nan_to_num(0, 0, 0).abs().max())  # room for a function that computes in fp32
+    near = 1e-5 * float(
+        value.nan_to_num(0, 0, 0).abs().max()
+    )  # room for a function that computes in fp32
 
     def same(first: Tensor, second: Tensor) -> bool:
         return torch.allclose(first, second, rtol=0, atol=near, equal_nan=True)
@@ -172,8 +214,8 @@ def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
             f"{name} is random: two calls differ, so no single gain describes it. Call .eval() on it, or "
             "pass the activation without its noise."
         )
-    # Shuffled, and some left out, the smallest and the largest among them: whatever looks at neighbours,
-    # positions, sums or extremes gives something else.
+    # Shuffled, and some left out, the smallest and the largest among them: whatever looks at
+    # neighbours, positions, sums or extremes gives something else.
     some = (torch.arange(64) * 27 % 64)[5:40]
     if not same(evaluate(z[some]), value[some]):
         raise _not_elementwise(name, "its value at one unit depends on the other units")
@@ -187,7 +229,9 @@ def _not_elementwise(name: str, reason: str) -> ProblemError:
 
 
 REACH = 12.0  # the normal density has fallen to 1e-32 of its peak there
-WIDTH = 0.5  # puts the usual kinks (0, ±1/2, ±1, ±3, 6) on the edges of panels, where they do no harm
+WIDTH = (
+    0.5  # puts the usual kinks (0, ±1/2, ±1, ±3, 6) on the edges of panels, where they do no harm
+)
 SPLIT = 16
 LEVELS = 11  # down to panels of 5e-13: a jump inside one of them no longer matters
 MOST_PANELS = 20_000
@@ -198,17 +242,20 @@ ACCEPTED = 1e-7  # of the whole, for all panels together that could be split no 
 def normal_mean_square(function: Callable[[Tensor], Tensor]) -> float:
     """E function(z)² for z ~ N(0, 1), where `function` maps fp64 vectors elementwise.
 
-    Right to 1e-9, also across kinks and jumps; to 1e-7 for a function that computes in fp32. Costs one call
-    on 1248 points, and about ten more for a kink that lies in an odd place. Raises `ArithmeticError` when
-    there is no finite answer, or none can be found.
+    Right to 1e-9, also across kinks and jumps; to 1e-7 for a function that computes in fp32. Costs
+    one call on 1248 points, and about ten more for a kink that lies in an odd place. Raises
+    `ArithmeticError` when there is no finite answer, or none can be found.
     """
     left = torch.arange(-REACH, REACH, WIDTH, dtype=torch.float64, device="cpu")
-    width, settled = WIDTH, 0.0
+    width = WIDTH
+    settled = 0.0
     for level in range(LEVELS):
         coarse, fine = _integrals(function, left, width)
         whole = settled + float(fine.sum())
         if level == 0 and float(fine[0] + fine[-1]) > 1e-9 * whole:
-            raise ArithmeticError(f"it grows so fast that values beyond |z| = {REACH:g} rule the mean")
+            raise ArithmeticError(
+                f"it grows so fast that values beyond |z| = {REACH:g} rule the mean"
+            )
         error = (fine - coarse).abs()
         unsettled = error > TOLERANCE * whole
         last = level == LEVELS - 1 or SPLIT * int(unsettled.sum()) > MOST_PANELS
@@ -218,18 +265,26 @@ def normal_mean_square(function: Callable[[Tensor], Tensor]) -> float:
         width /= SPLIT
         left = (left[unsettled, None] + width * torch.arange(SPLIT, device="cpu")).flatten()
     if float(error[unsettled].sum()) > ACCEPTED * whole:
-        raise ArithmeticError("its integral does not settle (a pole, too many jumps, half precision inside?)")
+        raise ArithmeticError(
+            "its integral does not settle (a pole, too many jumps, half precision inside?)"
+        )
     return whole
 
 
 # Nodes in (0, 1) of a coarse and a finer rule; a column of weights for each, zero at the other's.
-_COARSE, _FINE = numpy.polynomial.legendre.leggauss(10), numpy.polynomial.legendre.leggauss(16)
+_COARSE = numpy.polynomial.legendre.leggauss(10)
+_FINE = numpy.polynomial.legendre.leggauss(16)
 _NODES = torch.from_numpy((numpy.concatenate([_COARSE[0], _FINE[0]]) + 1) / 2)
 _WEIGHTS = torch.zeros(26, 2, dtype=torch.float64)
-_WEIGHTS[:10, 0], _WEIGHTS[10:, 1] = torch.from_numpy(_COARSE[1]) / 2, torch.from_numpy(_FINE[1]) / 2
+_WEIGHTS[:10, 0], _WEIGHTS[10:, 1] = (
+    torch.from_numpy(_COARSE[1]) / 2,
+    torch.from_numpy(_FINE[1]) / 2,
+)
 
 
-def _integrals(function: Callable[[Tensor], Tensor], left: Tensor, width: float) -> tuple[Tensor, Tensor]:
+def _integrals(
+    function: Callable[[Tensor], Tensor], left: Tensor, width: float
+) -> tuple[Tensor, Tensor]:
     points = (left[:, None] + width * _NODES).flatten()
     # Weighted before it is squared: exp(z) and its like overflow later.
     amplitude = function(points) * torch.exp(points.square() / -4)

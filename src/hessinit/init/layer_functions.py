@@ -1,7 +1,7 @@
 """Functions of torch that map a signal with a weight: which argument is the weight, and how it is stored.
 
-Linear and convolutional layers, products, embeddings; multi-head attention and recurrent layers, whose
-weights hold several output blocks (q, k and v; the gates), become several steps of the trace.
+Linear and convolutional layers, products, embeddings; multi-head attention and recurrent layers,
+whose weights hold several output blocks (q, k and v; the gates), become several steps of the trace.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.init.trace import Derived, Kind, ReplayableCall, Shape, Signal, Trace, WeightUse, leaves_of
+from hessinit.init.trace import (
+    Derived,
+    Kind,
+    ReplayableCall,
+    Shape,
+    Signal,
+    Trace,
+    WeightUse,
+    leaves_of,
+)
 
 _ATTENTION = (
     "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn "
@@ -29,10 +38,18 @@ def arguments(args: tuple[Any, ...], kwargs: Any, names: str) -> dict[str, Any]:
 
 
 def use_weight(
-    trace: Trace, name: str, weight: Derived, kind: Kind, data: Any, shape: Shape = None, **details: Any
+    trace: Trace,
+    name: str,
+    weight: Derived,
+    kind: Kind,
+    data: Any,
+    shape: Shape = None,
+    **details: Any,
 ) -> Signal:
     """Append the step of a weight; a weight that no scheme can set is noted in `other_uses`."""
-    sources = tuple(dict.fromkeys(leaf.index for leaf in leaves_of(data) if isinstance(leaf, Signal)))
+    sources = tuple(
+        dict.fromkeys(leaf.index for leaf in leaves_of(data) if isinstance(leaf, Signal))
+    )
     if not sources and any(isinstance(leaf, Tensor) for leaf in leaves_of(data)):
         sources = (trace.add("constant", "constant").index,)
     if not weight.name or weight.how == "slice":
@@ -48,7 +65,8 @@ def use_weight(
     return trace.add(name, "weight", sources, use=use, shape=shape)
 
 
-# Each of these returns None where the call is no use of a weight: a part of how one is made, for example.
+# Each of these returns None where the call is no use of a weight: a part of how one is made, for
+# example.
 
 
 def _layer(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
@@ -58,7 +76,8 @@ def _layer(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Sig
         "bilinear": "input second weight bias",
     }
     given = arguments(args, kwargs, names.get(name, f"input weight bias stride padding {order}"))
-    weight, data = given["weight"], [given.get("input", given.get("input1"))]
+    weight = given["weight"]
+    data = [given.get("input", given.get("input1"))]
     data += [given.get("second", given.get("input2"))] if name == "bilinear" else []
     if not isinstance(weight, Derived) or isinstance(data[0], Derived):
         return None
@@ -78,14 +97,17 @@ def _layer(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Sig
 
 def _product(trace: Trace, name: str, args: Any, kwargs: Any, shape: Shape) -> Signal | None:
     given = arguments(args, kwargs, "bias input other" if name.startswith("add") else "input other")
-    left, right = (given.get("input", given.get("mat1")), given.get("other", given.get("mat2")))
+    left = given.get("input", given.get("mat1"))
+    right = given.get("other", given.get("mat2"))
     weights = [side for side in (left, right) if isinstance(side, Derived)]
     signals = [side for side in (left, right) if isinstance(side, Signal)]
-    # A buffer times a weight is a part of how the weight is made (spectral normalization), not a use of it.
+    # A buffer times a weight is a part of how the weight is made (spectral normalization), not a
+    # use of it.
     if len(weights) != 1 or len(signals) != 1 or weights[0].value.ndim != 2:
         return None
     weight = weights[0]
-    # From the left, the output's channels are not in its last dimension, where blocks are looked for.
+    # From the left, the output's channels are not in its last dimension, where blocks are looked
+    # for.
     known = shape if weight is right or (shape is not None and len(shape) == 1) else None
     return use_weight(trace, name, weight, "dense", signals, known, outputs_last=weight is right)
 
@@ -106,18 +128,25 @@ def _attention(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal,
             trace.other_uses.setdefault(given[bias].name, f"added as a {role} by {name}")
     if given.get("use_separate_proj_weight"):
         pairs = zip([given[f"{part}_proj_weight"] for part in "qkv"], data, strict=True)
-        projected = [use_weight(trace, name, one, "dense", [signal], inside=name) for one, signal in pairs]
+        projected = [
+            use_weight(trace, name, one, "dense", [signal], inside=name) for one, signal in pairs
+        ]
     else:
         weight = given["in_proj_weight"]
         third = weight.value.shape[0] // 3
-        projected = [use_weight(trace, name, weight, "dense", data, blocks=(third,) * 3, inside=name)]
+        projected = [
+            use_weight(trace, name, weight, "dense", data, blocks=(third,) * 3, inside=name)
+        ]
     mixed = trace.add("attention", "mix", tuple(signal.index for signal in projected))
     return use_weight(trace, name, given["out_proj_weight"], "dense", [mixed], inside=name), mixed
 
 
-def _recurrent_layer(trace: Trace, kind: str, weights: list[Derived], data: Any, state: Any = None) -> Signal:
+def _recurrent_layer(
+    trace: Trace, kind: str, weights: list[Derived], data: Any, state: Any = None
+) -> Signal:
     """One layer of a recurrent module in one direction; `weights` are ih, hh and perhaps the projection."""
-    activation, gates = _ACTIVATIONS.get(kind), GATES[kind]
+    activation = _ACTIVATIONS.get(kind)
+    gates = GATES[kind]
     data = data if isinstance(data, Signal) else trace.add("constant", "constant")
 
     def weigh(weight: Derived, source: Signal, gates: int) -> Signal:
@@ -144,21 +173,32 @@ def _recurrent(trace: Trace, name: str, args: Any, kwargs: Any) -> tuple[Signal,
     weights = [weight for weight in flat if weight.value.ndim > 1]
     directions = 2 if bidirectional else 1
     each = len(weights) // (layers * directions)
-    state, data = args[2] if packed else args[1], args[0]
+    state = args[2] if packed else args[1]
+    data = args[0]
     for layer in range(layers):
         if layer and dropout:
             words = f"dropout {dropout:g}"
-            data = trace.add(words, "dropout", (data.index,), keep=1 - dropout, active=bool(training))
+            data = trace.add(
+                words, "dropout", (data.index,), keep=1 - dropout, active=bool(training)
+            )
         firsts = [(layer * directions + direction) * each for direction in range(directions)]
-        sides = [_recurrent_layer(trace, name, weights[at : at + each], data, state) for at in firsts]
-        data = sides[0] if len(sides) == 1 else trace.add("cat", "cat", tuple(side.index for side in sides))
+        sides = [
+            _recurrent_layer(trace, name, weights[at : at + each], data, state) for at in firsts
+        ]
+        data = (
+            sides[0]
+            if len(sides) == 1
+            else trace.add("cat", "cat", tuple(side.index for side in sides))
+        )
     return (data,) * (3 if name == "lstm" else 2)
 
 
 def _cell(trace: Trace, name: str, args: Any, kwargs: Any) -> Signal | tuple[Signal, Signal]:
     given = arguments(args, kwargs, "input hx w_ih w_hh")
     kind = name.removesuffix("_cell")
-    hidden = _recurrent_layer(trace, kind, [given["w_ih"], given["w_hh"]], given["input"], given["hx"])
+    hidden = _recurrent_layer(
+        trace, kind, [given["w_ih"], given["w_hh"]], given["input"], given["hx"]
+    )
     return (hidden, hidden) if kind == "lstm" else hidden
 
 

@@ -1,18 +1,21 @@
 """How the signal's variance and the gradient's size change with depth (mean-field theory).
 
-Variance correction. A gain keeps E f(z)² for z of variance 1, but the mean square of the pre-activations
-differs from example to example: a layer of n units of which dropout keeps a fraction q adds a relative
-variance of about (κ/q − 1)/n, κ being the kurtosis of the activations. GELU and SiLU let the large grow more
-than the small shrink, so the mean grows with depth. The mean and the relative variance are followed through
-chains of dense layers, the mean square of an example taken to be log-normal, and every gain is corrected.
+Variance correction. A gain keeps E f(z)² for z of variance 1, but the mean square of the
+pre-activations differs from example to example: a layer of n units of which dropout keeps a
+fraction q adds a relative variance of about (κ/q − 1)/n, κ being the kurtosis of the activations.
+GELU and SiLU let the large grow more than the small shrink, so the mean grows with depth. The mean
+and the relative variance are followed through chains of dense layers, the mean square of an example
+taken to be log-normal, and every gain is corrected.
 
-Gradient-explosion cap. Unit variance keeps the signal's size, not the gradient's: with each layer of an
-activation f at the size s, the gradient's square grows by χ = s²·E f'(s·z)² / E f(s·z)². For ReLU that is 1;
-for tanh it is 1.18 at s = 1, so that thirty layers multiply it by 100. Smaller pre-activations bring it to 1.
+Gradient-explosion cap. Unit variance keeps the signal's size, not the gradient's: with each layer
+of an activation f at the size s, the gradient's square grows by χ = s²·E f'(s·z)² / E f(s·z)². For
+ReLU that is 1; for tanh it is 1.18 at s = 1, so that thirty layers multiply it by 100. Smaller
+pre-activations bring it to 1.
 
-Divergence of examples. A layer raises the ratio of two examples' mean squares to the power d log g/d log s²,
-g(s) = E f(s·z)²: 1 for ReLU, below 1 for tanh, 1.14 for GELU and 1.17 for SiLU at s = 1. After thirty layers
-one example is huge and another one vanishes. Larger pre-activations make such functions act as ReLU.
+Divergence of examples. A layer raises the ratio of two examples' mean squares to the power d log
+g/d log s², g(s) = E f(s·z)²: 1 for ReLU, below 1 for tanh, 1.14 for GELU and 1.17 for SiLU at s =
+1. After thirty layers one example is huge and another one vanishes. Larger pre-activations make
+such functions act as ReLU.
 """
 
 from __future__ import annotations
@@ -29,12 +32,17 @@ from torch import Tensor
 from hessinit.init import context, trace, weights
 
 Function = Callable[[Tensor], Tensor]
-NOTEWORTHY = 1.1  # below this growth at the end of a chain of layers the textbook's formula is kept as it is
+NOTEWORTHY = (
+    1.1  # below this growth at the end of a chain of layers the textbook's formula is kept as it is
+)
 MAX_GROWTH = 5.0  # of the square of the gradient over a chain
-# The power to which a chain raises the ratio of two examples' mean squares: where it is above the first
-# number with pre-activations of size 1, they are enlarged until it is the second one.
-MAX_DIVERGENCE, SMALL_DIVERGENCE = 10.0, 1.25
-SMALLEST, LARGEST = 0.25, 16.0  # size of pre-activations that is tried
+# The power to which a chain raises the ratio of two examples' mean squares: where it is above the
+# first number with pre-activations of size 1, they are enlarged until it is the second one.
+MAX_DIVERGENCE = 10.0
+SMALL_DIVERGENCE = 1.25
+# size of pre-activations that is tried
+SMALLEST = 0.25
+LARGEST = 16.0
 _STEP = 1e-3
 
 
@@ -53,14 +61,19 @@ def variance_corrections(uses: Sequence[trace.WeightUse]) -> dict[int, float]:
     worst: dict[int, float] = {}
     kinds = {use.step: use.kind for use in uses}
     for use in uses:
-        # The units of a dense layer share the size of their example. Those of a convolution see their own
-        # neighbourhood each, and average the spread of others away: followed like this, it is overrated.
+        # The units of a dense layer share the size of their example. Those of a convolution see
+        # their own neighbourhood each, and average the spread of others away: followed like this,
+        # it is overrated.
         dense = kinds.get(use.upstream.feeder) == use.kind == "dense"
         start = _State(0.0, 0.0, use.step, 1.0)
-        states[use.step] = state = _follow(use, states[use.upstream.feeder] if dense else start, start)
+        states[use.step] = state = _follow(
+            use, states[use.upstream.feeder] if dense else start, start
+        )
         worst[state.chain] = max(worst.get(state.chain, 0.0), abs(state.growth))
     noteworthy = {chain for chain, growth in worst.items() if growth > math.log(NOTEWORTHY)}
-    return {use.order: states[use.step].factor for use in uses if states[use.step].chain in noteworthy}
+    return {
+        use.order: states[use.step].factor for use in uses if states[use.step].chain in noteworthy
+    }
 
 
 def _follow(use: trace.WeightUse, came: _State, start: _State) -> _State:
@@ -74,19 +87,26 @@ def _follow(use: trace.WeightUse, came: _State, start: _State) -> _State:
     return _State(max(0.0, square / mean**2 - 1), growth, came.chain, 1 / math.sqrt(ratio))
 
 
-def _moments(function: Function, spread: float, units: float, keep: float) -> tuple[float, float, float]:
+def _moments(
+    function: Function, spread: float, units: float, keep: float
+) -> tuple[float, float, float]:
     """Of the mean square over `units` of the outputs: its mean, its mean square over examples, its slope.
 
-    The slope is d log g / d log s at 1, g(s) = E f(√s z)²: how a deviation grows (above 1) or shrinks.
+    The slope is d log g / d log s at 1, g(s) = E f(√s z)²: how a deviation grows (above 1) or
+    shrinks.
     """
     width = math.sqrt(math.log1p(spread))
     sizes = np.exp(width * _NODES - width**2 / 2)
     sizes = np.concatenate([sizes, [1 - _STEP, 1 + _STEP]])
     with torch.no_grad():
         values = function(torch.from_numpy(np.sqrt(sizes)[:, None] * _POINTS)).double().numpy()
-    squares, fourths = values**2 @ _DENSITY, values**4 @ _DENSITY
-    slope = (math.log(squares[-1]) - math.log(squares[-2])) / (2 * _STEP) if squares[-2] > 0 else 1.0
-    squares, fourths = squares[:-2], fourths[:-2]
+    squares = values**2 @ _DENSITY
+    fourths = values**4 @ _DENSITY
+    slope = (
+        (math.log(squares[-1]) - math.log(squares[-2])) / (2 * _STEP) if squares[-2] > 0 else 1.0
+    )
+    squares = squares[:-2]
+    fourths = fourths[:-2]
     mean = float(_WEIGHTS @ squares)
     return mean, float(_WEIGHTS @ (squares**2 * (1 - 1 / units) + fourths / (keep * units))), slope
 
@@ -110,7 +130,9 @@ def preactivation_stds(uses: Sequence[trace.WeightUse]) -> dict[str, float]:
     found: dict[str, float] = {}
     for chain in chains.values():
         counts = Counter(use.upstream.words for use in chain[1:])
-        std = _best_std({function: counts[words] for words, function in functions.items() if function})
+        std = _best_std(
+            {function: counts[words] for words, function in functions.items() if function}
+        )
         if std != 1:
             for use in chain[1:]:
                 feeder = by_step[use.upstream.feeder].parameter
@@ -125,7 +147,9 @@ def _best_std(functions: Mapping[Function, int]) -> float:
         return sum(count * log(function, std) for function, count in functions.items() if count)
 
     if total(_log_divergence, 1.0) > math.log(MAX_DIVERGENCE):
-        return _nearest_to_one(lambda std: total(_log_divergence, std) <= math.log(SMALL_DIVERGENCE), LARGEST)
+        return _nearest_to_one(
+            lambda std: total(_log_divergence, std) <= math.log(SMALL_DIVERGENCE), LARGEST
+        )
     return _nearest_to_one(lambda std: total(_log_chi, std) <= math.log(MAX_GROWTH), SMALLEST)
 
 
@@ -148,6 +172,10 @@ def _log_chi(function: Function, std: float) -> float:
 
 def _log_divergence(function: Function, std: float) -> float:
     """log of d log g / d log s² at that size; 0 where it is not defined."""
-    low, high = (context.moment_of(((1.0, function),), std * (1 + step)) for step in (-_STEP, _STEP))
-    power = math.log(high / low) / (4 * _STEP) if 0 < low < math.inf and 0 < high < math.inf else 1.0
+    low, high = (
+        context.moment_of(((1.0, function),), std * (1 + step)) for step in (-_STEP, _STEP)
+    )
+    power = (
+        math.log(high / low) / (4 * _STEP) if 0 < low < math.inf and 0 < high < math.inf else 1.0
+    )
     return math.log(power) if power > 0 else 0.0

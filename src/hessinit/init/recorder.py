@@ -35,7 +35,8 @@ class Symbol:
     """Takes the place of a tensor, or of a shape, in a forward that runs without data."""
 
     def __init__(self, recorder: Recorder, stands_for: Any) -> None:
-        self._recorder, self.stands_for = recorder, stands_for
+        self._recorder = recorder
+        self.stands_for = stands_for
 
     @classmethod
     def __torch_function__(cls, *_: Any) -> Any:
@@ -50,13 +51,18 @@ class Symbol:
         return self._recorder.record(attribute.__get__, self)
 
     def __iter__(self) -> Iterator[Any]:
-        found = isinstance(self.stands_for, trace.Signal) and self._recorder.trace[self.stands_for.index]
+        found = (
+            isinstance(self.stands_for, trace.Signal)
+            and self._recorder.trace[self.stands_for.index]
+        )
         if not found or found.call is None or found.kind != "split":
             raise TypeError("the forward takes apart a shape or a tensor")
         pieces = arguments(found.call.args, found.call.kwargs, "input parts")["parts"]
         if found.name != "chunk" and isinstance(pieces, int):
             raise TypeError("the forward splits a tensor of unknown length")
-        return iter([self[place] for place in range(pieces if found.name == "chunk" else len(pieces))])
+        return iter(
+            [self[place] for place in range(pieces if found.name == "chunk" else len(pieces))]
+        )
 
     def __bool__(self) -> bool:
         raise TypeError("the forward decides by a shape or a value: control flow")
@@ -67,7 +73,9 @@ class Symbol:
     __hash__ = object.__hash__
 
 
-_OPERATORS = "add sub mul truediv floordiv mod pow matmul and or lt le gt ge eq ne neg abs invert setitem"
+_OPERATORS = (
+    "add sub mul truediv floordiv mod pow matmul and or lt le gt ge eq ne neg abs invert setitem"
+)
 for _function in [getattr(operator, f"__{_name}__") for _name in _OPERATORS.split()]:
     _name = _function.__name__.strip("_")
     setattr(Symbol, f"__{_name}__", lambda a, *rest, f=_function: a._recorder.record(f, a, *rest))
@@ -82,7 +90,9 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
-        self.trace, self.like, self._paused = trace.Trace(), like, False
+        self.trace = trace.Trace()
+        self.like = like
+        self._paused = False
         # The tensors are held as well, so that no two of them ever have the same id.
         self._known: dict[int, tuple[Any, Tensor]] = {}
 
@@ -96,7 +106,9 @@ class Recorder(TorchFunctionMode):
             return leaf
         if id(leaf) not in self._known:
             # From a custom autograd.Function, a scripted function, a closure: no call was seen.
-            self.know(leaf, self.trace.add("an unseen function", "unknown", shape=tuple(leaf.shape)))
+            self.know(
+                leaf, self.trace.add("an unseen function", "unknown", shape=tuple(leaf.shape))
+            )
         stands_for = self._known[id(leaf)][0]
         return leaf if stands_for is None else stands_for
 
@@ -129,14 +141,19 @@ class Recorder(TorchFunctionMode):
             return self.record(func, *args, **kwargs)
         symbols = trace.map_leaves(self.symbol_of, args), trace.map_leaves(self.symbol_of, kwargs)
         version = args[0]._version if args and isinstance(args[0], Tensor) else None
-        result, name = func(*args, **kwargs), trace.name_of(func)
+        result = func(*args, **kwargs)
+        name = trace.name_of(func)
         self.trace.draws |= name in trace.DRAWING
         if name == "setitem":
             result = args[0]
         elif version is not None and symbols[0][0] is args[0] and args[0]._version != version:
             name = "a write into a constant"
-        elif isinstance(result, Tensor) and args and result is args[0] and result._version == version:
-            result = result.view_as(result)  # returned as it came, not written to: a step of its own
+        elif (
+            isinstance(result, Tensor) and args and result is args[0] and result._version == version
+        ):
+            result = result.view_as(
+                result
+            )  # returned as it came, not written to: a step of its own
         self._assign(result, self._call(name, func, *symbols, result))
         return None if name == "setitem" else result
 
@@ -185,7 +202,9 @@ class Recorder(TorchFunctionMode):
             for used in args[0].parameters:
                 self.trace.other_uses.setdefault(used, "a learned input, not a map of a signal")
             learned = self.trace.add("parameter", "input", shape=tuple(args[0].value.shape))
-            args, signals, parameters = (learned, *args[1:]), [learned], parameters[1:]
+            args = (learned, *args[1:])
+            signals = [learned]
+            parameters = parameters[1:]
         if parameters and name in WEIGHT_FUNCTIONS:
             found = WEIGHT_FUNCTIONS[name](self.trace, name, args, kwargs, shape)
             if found is not None:
@@ -203,19 +222,23 @@ class Recorder(TorchFunctionMode):
         return _step(add, name, call, tuple(dict.fromkeys(one.index for one in signals)))
 
 
-def _step(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]) -> trace.Signal:
+def _step(
+    add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]
+) -> trace.Signal:
     kind = trace.kind_of(name)
     constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
     if kind == "mix" and len(sources) == 1 and constants:
         kind = "unknown"  # a constant matrix, as of a graph: it may add up any number of entries
     if kind == "dropout":
         given = arguments(call.args, call.kwargs, "input p training")
-        p, active = given.get("p", 0.5), bool(given.get("training", True))
+        p = given.get("p", 0.5)
+        active = bool(given.get("training", True))
         if p == 0:
             return add(name, "rearrange", sources[:1])
         keep = 1.0 if name in trace.ALPHA_DROPOUTS else 1.0 - p
         return add(f"{name.rstrip('123d')} {p:g}", kind, sources[:1], keep=keep, active=active)
-    # A mask that is a signal may be made of the very signal that it multiplies, as in a handwritten ReLU.
+    # A mask that is a signal may be made of the very signal that it multiplies, as in a handwritten
+    # ReLU.
     if kind == "elementwise" or (name == "masked_fill" and len(sources) > 1):
         return _elementwise(add, name, call, sources)
     if kind in ("rearrange", "norm", "pool", "split"):
@@ -225,7 +248,9 @@ def _step(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, .
     return add(name, kind, sources, call=call)
 
 
-def _elementwise(add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]) -> trace.Signal:
+def _elementwise(
+    add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]
+) -> trace.Signal:
     leaves = trace.leaves_of([call.args, dict(call.kwargs)])
     learned = [leaf.value for leaf in leaves if isinstance(leaf, trace.Derived)]
     others = [*learned, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
@@ -239,7 +264,8 @@ def _elementwise(add: Add, name: str, call: trace.ReplayableCall, sources: tuple
     if unknown or (name in trace.SUMS and len(sources) == 1 and (several or learned)):
         return add(name, "sum", sources)
     if name in ("mul", "div") and len(sources) == 1 and learned:
-        # A learnable scale, as of a LayerScale or a branch that starts at 0, is not for a weight to undo.
+        # A learnable scale, as of a LayerScale or a branch that starts at 0, is not for a weight to
+        # undo.
         return add("scale", "rearrange", sources)
     if any(_is_mask(other) for other in (others if name in trace.SCALINGS else several)):
         return add("mask", "rearrange", sources[:1])
@@ -252,14 +278,16 @@ def _elementwise(add: Add, name: str, call: trace.ReplayableCall, sources: tuple
 
     args, kwargs = trace.map_leaves(plain, [call.args, dict(call.kwargs)])
     if name == "rrelu":  # its slope is drawn in train mode; the mean slope stands for it
-        args, kwargs = args[:3], {key: kwargs[key] for key in ("lower", "upper") if key in kwargs}
+        args = args[:3]
+        kwargs = {key: kwargs[key] for key in ("lower", "upper") if key in kwargs}
     return add(name, "elementwise", sources, call=trace.ReplayableCall(call.function, args, kwargs))
 
 
 def _derive(name: str, parameters: list[trace.Derived], result: Any) -> trace.Derived:
     first = parameters[0]
     names = frozenset().union(*(parameter.parameters for parameter in parameters))
-    how, transposed = first.how, first.transposed
+    how = first.how
+    transposed = first.transposed
     same_shape = isinstance(result, Tensor) and result.shape == first.value.shape
     if name in _SLICING:
         how = how or "slice"
@@ -290,7 +318,11 @@ def _one_number(value: Tensor, name: str) -> Tensor | None:
         if name not in _BY_CHANNEL:
             return None
         value = value.double()
-        value = value.reciprocal().square().mean().rsqrt() if name == "div" else value.square().mean().sqrt()
+        value = (
+            value.reciprocal().square().mean().rsqrt()
+            if name == "div"
+            else value.square().mean().sqrt()
+        )
     value = value.double() if value.is_floating_point() else value
     return value.reshape(1) if name == "prelu" else value.reshape(())
 
@@ -302,7 +334,11 @@ def _is_norm(module: nn.Module) -> bool:
     """Whether the class is called a norm, as `LlamaRMSNorm`; norms of weights do not count."""
     kind = type(module)
     vectors = all(one.ndim < 2 or one.numel() == max(one.shape) for one in module.parameters())
-    return bool(_NORM.search(kind.__name__)) and not kind.__module__.startswith("torch.nn.utils") and vectors
+    return (
+        bool(_NORM.search(kind.__name__))
+        and not kind.__module__.startswith("torch.nn.utils")
+        and vectors
+    )
 
 
 def prepare_sample(model: nn.Module, sample: Any) -> Any:
@@ -313,7 +349,9 @@ def prepare_sample(model: nn.Module, sample: Any) -> Any:
 
 def _first_real(model: nn.Module) -> nn.Parameter:
     everything = list(model.parameters())
-    return next((parameter for parameter in everything if parameter.is_floating_point()), everything[0])
+    return next(
+        (parameter for parameter in everything if parameter.is_floating_point()), everything[0]
+    )
 
 
 @contextlib.contextmanager
@@ -322,16 +360,21 @@ def preserved(model: nn.Module) -> Iterator[None]:
     with (
         untouched_random_state(_first_real(model).device),
         UserState(model).with_stand_ins(),
-        twice_differentiable(model),  # with gradients, which the forward of a physics-informed network takes
+        twice_differentiable(
+            model
+        ),  # with gradients, which the forward of a physics-informed network takes
         _plain_transformers(),
     ):
         yield
 
 
 def run(
-    model: nn.Module, inputs: Any, forward: Forward | None, tensors: Mapping[str, Tensor],
+    model: nn.Module,
+    inputs: Any,
+    forward: Forward | None,
+    tensors: Mapping[str, Tensor],
     mode: contextlib.AbstractContextManager[Any],
-) -> Any:  # fmt: skip
+) -> Any:
     """The model's output under `mode`, with `tensors` in the place of its parameters and buffers."""
     own = {name: parameter.detach() for name, parameter in model.named_parameters()}
     renamed = {f"model.{name}": tensor for name, tensor in {**own, **tensors}.items()}
@@ -367,7 +410,8 @@ class _Called(nn.Module):
     def __init__(self, model: nn.Module, call: Forward | None) -> None:
         super().__init__()
         self.training = model.training
-        self.model, self.call = model, call
+        self.model = model
+        self.call = call
 
     def forward(self, inputs: Any) -> Any:
         return self.model(inputs) if self.call is None else self.call(self.model, inputs)
@@ -376,7 +420,8 @@ class _Called(nn.Module):
 @contextlib.contextmanager
 def _plain_transformers() -> Iterator[None]:
     """No fused layers in eval mode; the length of a sequence, unknown in tracing, is not asked for."""
-    fast, length = torch.backends.mha.get_fastpath_enabled(), transformer._get_seq_len
+    fast = torch.backends.mha.get_fastpath_enabled()
+    length = transformer._get_seq_len
     torch.backends.mha.set_fastpath_enabled(False)
     transformer._get_seq_len = lambda *_: None
     try:
@@ -389,8 +434,8 @@ def _plain_transformers() -> Iterator[None]:
 def trace_forward(model: nn.Module, sample: Any, forward: Forward | None) -> trace.Trace:
     """Run the forward once on copies of the weights, the buffers and the sample, and record every call.
 
-    Without a sample it runs on symbols: arguments that have a default take it, and a forward that asks for
-    values or takes a shape apart is refused.
+    Without a sample it runs on symbols: arguments that have a default take it, and a forward that
+    asks for values or takes a shape apart is refused.
     """
     parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
@@ -400,9 +445,14 @@ def trace_forward(model: nn.Module, sample: Any, forward: Forward | None) -> tra
         recorder.know(parameter, trace.Derived(frozenset({name}), parameter))
     with preserved(model):
         attributes = [value for part in model.modules() for value in vars(part).values()]
-        for constant in [*buffers.values(), *(value for value in attributes if isinstance(value, Tensor))]:
+        for constant in [
+            *buffers.values(),
+            *(value for value in attributes if isinstance(value, Tensor)),
+        ]:
             recorder.know(constant, None)
-        for module in model.modules():  # attributes of the modules, which `preserved` takes away again
+        for (
+            module
+        ) in model.modules():  # attributes of the modules, which `preserved` takes away again
             if _is_norm(module):
                 module.__dict__["forward"] = recorder.as_norm(module.forward)
             elif sample is None and isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
@@ -412,7 +462,10 @@ def trace_forward(model: nn.Module, sample: Any, forward: Forward | None) -> tra
             recorder.know(tensor, recorder.trace.add("input", "input", shape=tuple(tensor.shape)))
         forward = _call_on_symbols if sample is None else forward
         output = run(model, inputs, forward, {**parameters, **buffers}, recorder)
-    returned = [*tensors_in(output), *(leaf for leaf in trace.leaves_of(output) if isinstance(leaf, Symbol))]
+    returned = [
+        *tensors_in(output),
+        *(leaf for leaf in trace.leaves_of(output) if isinstance(leaf, Symbol)),
+    ]
     found = [recorder.symbol_of(one) for one in returned]
     recorder.trace.outputs = {one.index for one in found if isinstance(one, trace.Signal)}
     return recorder.trace
@@ -420,18 +473,35 @@ def trace_forward(model: nn.Module, sample: Any, forward: Forward | None) -> tra
 
 def _call_on_symbols(model: nn.Module, recorder: Recorder) -> Any:
     wanted = list(inspect.signature(type(model).forward).parameters.values())[1:]
-    wanted = [one for one in wanted if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    wanted = [
+        one for one in wanted if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    ]
     return model(*[Symbol(recorder, recorder.trace.add("input", "input")) for _ in wanted])
 
 
 def _composite(module: Any, recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
     if isinstance(module, nn.MultiheadAttention):
-        names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight", "bias_k", "bias_v")
+        names = (
+            "in_proj_weight",
+            "q_proj_weight",
+            "k_proj_weight",
+            "v_proj_weight",
+            "bias_k",
+            "bias_v",
+        )
         given = {name: getattr(module, name) for name in names}
-        given |= arguments(args[:3], kwargs, "query key value") | {"out_proj_weight": module.out_proj.weight}
+        given |= arguments(args[:3], kwargs, "query key value") | {
+            "out_proj_weight": module.out_proj.weight
+        }
         given |= {"use_separate_proj_weight": module.in_proj_weight is None}
         return recorder.record(None, **given, name="multi_head_attention_forward")
     flat = [getattr(module, name) for name in module._flat_weights_names]
-    settings = (module.bias, module.num_layers, module.dropout, module.training, module.bidirectional)
+    settings = (
+        module.bias,
+        module.num_layers,
+        module.dropout,
+        module.training,
+        module.bidirectional,
+    )
     found = recorder.record(None, args[0], None, flat, *settings, name=module.mode.lower())
     return (found[0], found[1:]) if module.mode == "LSTM" else found

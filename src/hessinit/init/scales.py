@@ -1,7 +1,8 @@
 """A model whose weights are scaled from a base, its output and norms there, and the scaling paths.
 
-A path says which weights the one number of rule="network" scales, and by which power. A weight that a
-normalization follows does not change what the network computes, however it is scaled: no path moves it.
+A path says which weights the one number of rule="network" scales, and by which power. A weight that
+a normalization follows does not change what the network computes, however it is scaled: no path
+moves it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ TOLERANCE = 1e-3
 EXPENSIVE_TOLERANCE = 5e-3
 # Every block costs the Lanczos engine a dozen products of one to two gradients.
 _FEW_BLOCKS = 3
-# Backward passes, one for each output, that the Gram engine may take: a Lanczos run costs about as much.
+# Backward passes, one for each output, that the Gram engine may take: a Lanczos run costs about as
+# much.
 _FEW_OUTPUTS = 40
 # How far the output of a homogeneous network may be from what its powers say, per weight.
 _ROUNDING = 1e-3
@@ -56,13 +58,16 @@ class ProblemFactory:
     options: ProblemOptions
     curvature: str
     check: bool
-    old: dict[tuple[bool, bool], Any] = field(default_factory=dict)  # what was measured at the user's weights
+    old: dict[tuple[bool, bool], Any] = field(
+        default_factory=dict
+    )  # what was measured at the user's weights
     norms: dict[tuple[Any, ...], float] = field(default_factory=dict)  # by a digest of the weights
     _first: Problem | None = None
 
     def problem(self, measured: bool = False) -> Problem:
         """The first problem to be `measured` has its derivatives checked."""
-        check, self.check = measured and self.check, self.check and not measured
+        check = measured and self.check
+        self.check = self.check and not measured
         if self._first is not None:
             return self._first.at_present_weights(check)
         options: ProblemOptions = {**self.options, "check": check}
@@ -75,7 +80,9 @@ class ProblemFactory:
     def digest(self) -> bytes:
         found = hashlib.sha256()
         for one in self.model.parameters():
-            found.update(one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            found.update(
+                one.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
         return found.digest()
 
     @functools.cached_property
@@ -122,13 +129,19 @@ def _once_per_scale(method: Callable[[ScaledModel], Measured]) -> Callable[[Scal
 class ScaledModel:
     """The present weights are the base; `scale_` multiplies the base, never an earlier scale."""
 
-    def __init__(self, factory: ProblemFactory, targets: Sequence[Target], tolerance: float) -> None:
+    def __init__(
+        self, factory: ProblemFactory, targets: Sequence[Target], tolerance: float
+    ) -> None:
         self.factory = factory
         self._tolerance = tolerance
-        self._base = {target.name: (target, target.value.clone(), target.snapshot()) for target in targets}
+        self._base = {
+            target.name: (target, target.value.clone(), target.snapshot()) for target in targets
+        }
         self.scales = dict.fromkeys(self._base, 1.0)
         self.known: dict[tuple[Any, ...], Any] = {}
-        self._measured: tuple[dict[str, float], list[Evaluation], dict[tuple[str, float], Rows]] | None = None
+        self._measured: (
+            tuple[dict[str, float], list[Evaluation], dict[tuple[str, float], Rows]] | None
+        ) = None
 
     def scale_(self, logs: Mapping[str, float]) -> None:
         """Write base × exp(log); weights that are not named return to their base."""
@@ -184,8 +197,12 @@ class ScaledModel:
             batch = problem.batches[0]
             output = problem.output(batch).detach()
             places = [factor * output for factor in (0.5, 1.0, 2.0)]
-            found = [vhp(lambda one: problem.loss_of(one, batch), place, output)[1] for place in places]
-        return bool(found[0].any()) and all(torch.allclose(found[0], one, rtol=1e-3) for one in found)
+            found = [
+                vhp(lambda one: problem.loss_of(one, batch), place, output)[1] for place in places
+            ]
+        return bool(found[0].any()) and all(
+            torch.allclose(found[0], one, rtol=1e-3) for one in found
+        )
 
     @_once_per_scale
     def network_norm(self) -> float:
@@ -208,7 +225,8 @@ class ScaledModel:
             extremes = rows.main.extremes_of_each([layer.parameter for layer in layers])
             found: dict[str, float] = {}
             for layer in layers:
-                name, norm = _weight_name(layer), finite_or_inf(extremes[layer.parameter].norm.value)
+                name = _weight_name(layer)
+                norm = finite_or_inf(extremes[layer.parameter].norm.value)
                 found[name] = max(found.get(name, 0.0), norm)
             return found
 
@@ -221,7 +239,8 @@ class ScaledModel:
             with problem.settings():
                 self._measured = dict(self.scales), evaluate(problem), {}
         _, evaluations, known = self._measured
-        problem, curvature = evaluations[0].problem, self.factory.curvature
+        problem = evaluations[0].problem
+        curvature = self.factory.curvature
         estimator = "auto" if every_layer else network_estimator(evaluations)
         tolerance = EXPENSIVE_TOLERANCE if reported else self._tolerance
         # Few outputs make further steps cheap, and at 1 % a search may settle on the second value.
@@ -230,17 +249,23 @@ class ScaledModel:
         with problem.settings():
             if (estimator, tolerance) not in known:
                 settings = engines.LanczosSettings(tolerance, 200, problem.seed)
-                known[estimator, tolerance] = Rows(problem, evaluations, curvature, estimator, settings)
+                known[estimator, tolerance] = Rows(
+                    problem, evaluations, curvature, estimator, settings
+                )
             yield known[estimator, tolerance]
 
     def report(self, every_layer: bool) -> CurvatureReport:
         """As `measure` makes it; layers only where asked for, where few, and by the Gram engine."""
-        started, curvature = time.perf_counter(), self.factory.curvature
+        started = time.perf_counter()
+        curvature = self.factory.curvature
         with self._measuring(every_layer, reported=True) as rows:
-            problem, evaluations = rows.problem, rows.evaluations
+            problem = rows.problem
+            evaluations = rows.evaluations
             names = [layer.parameter for layer in problem.layers]
             cheap = rows.main.is_cheap(names) or len(names) <= _FEW_BLOCKS
-            layers = rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
+            layers = (
+                rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
+            )
             network = rows.network()
             details: dict[str, Any] = {}
             notes = [*notes_on(problem, evaluations), *note_uncounted(problem)]
@@ -248,7 +273,9 @@ class ScaledModel:
                 notes.append("The layers were not measured one by one; report=True measures them.")
                 details["engine_reason"] = "the network's norm alone was measured"
             seconds = time.perf_counter() - started
-            return rows.report(layers, network, curvature, seconds=seconds, notes=tuple(notes), **details)
+            return rows.report(
+                layers, network, curvature, seconds=seconds, notes=tuple(notes), **details
+            )
 
 
 def network_estimator(evaluations: Sequence[Evaluation]) -> str:
@@ -292,22 +319,29 @@ class ScalingPath:
     pace: float | None = None
 
     def logs(self, t: float) -> dict[str, float]:
-        return {name: self.offsets.get(name, 0.0) + t * power for name, power in self.exponents.items()}
+        return {
+            name: self.offsets.get(name, 0.0) + t * power for name, power in self.exponents.items()
+        }
 
 
 def scaling_path(
-    scaling: str, targets: Sequence[Target], uses: Sequence[WeightUse], model: ScaledModel, target: float,
+    scaling: str,
+    targets: Sequence[Target],
+    uses: Sequence[WeightUse],
+    model: ScaledModel,
+    target: float,
     nearly: bool = False,
-) -> ScalingPath:  # fmt: skip
+) -> ScalingPath:
     """The path of one of `defaults.SCALINGS`.
 
-    "all": one gain for all weights that matter. "last": the weights whose result is the output, or else the
-    one that runs last. "small-output", for homogeneous networks (for others it is "last"): the largest weight
-    so small that the output is small, all others larger. A weight's own curvature does not depend on its own
-    size, only on that of the others. So the largest one gets as sharp as `target`, a norm, allows, and its
-    initial size is next to nothing. Where branches are added, scaling them would change their proportions:
-    the first weight on the trunk is the small one, and those of the output grow. With `nearly`, a chain
-    without residual branches counts as homogeneous whatever its activations.
+    "all": one gain for all weights that matter. "last": the weights whose result is the output, or
+    else the one that runs last. "small-output", for homogeneous networks (for others it is "last"):
+    the largest weight so small that the output is small, all others larger. A weight's own
+    curvature does not depend on its own size, only on that of the others. So the largest one gets
+    as sharp as `target`, a norm, allows, and its initial size is next to nothing. Where branches
+    are added, scaling them would change their proportions: the first weight on the trunk is the
+    small one, and those of the output grow. With `nearly`, a chain without residual branches counts
+    as homogeneous whatever its activations.
     """
     effective, last = effective_and_last(targets, uses)
     if scaling == "all":
@@ -316,7 +350,8 @@ def scaling_path(
     if found is None:
         return ScalingPath("last", dict.fromkeys(last, 1.0))
     small, large, size = found
-    # The network is about as sharp as that weight alone will be, and that follows from its norm now.
+    # The network is about as sharp as that weight alone will be, and that follows from its norm
+    # now.
     own = model.own_norm(small)
     first = math.log(target / own) / (2 * len(large)) if 0 < own < math.inf else 0.0
     offset = math.log(defaults.SMALL_OUTPUT / size) - first * len(large)
@@ -356,7 +391,9 @@ def _is_proportional(model: ScaledModel, size: float, logs: Mapping[str, float])
     return abs(found / expected - 1) < _ROUNDING * len(logs) if expected > 0 else False
 
 
-def effective_and_last(targets: Sequence[Target], uses: Sequence[WeightUse]) -> tuple[list[str], list[str]]:
+def effective_and_last(
+    targets: Sequence[Target], uses: Sequence[WeightUse]
+) -> tuple[list[str], list[str]]:
     """The weights whose scale no normalization undoes, and those that make the output."""
     names = {target.key: target.name for target in targets}
     if not uses:
@@ -369,4 +406,6 @@ def effective_and_last(targets: Sequence[Target], uses: Sequence[WeightUse]) -> 
         end = running[-1].downstream.end if running else ""
         latest = itertools.takewhile(lambda use: use.downstream.end == end, reversed(running))
         last = [use.parameter for use in (list(latest)[::-1] if end == "cat" else running[-1:])]
-    return [names[key] for key in names if key in matter], [names[key] for key in dict.fromkeys(last)]
+    return [names[key] for key in names if key in matter], [
+        names[key] for key in dict.fromkeys(last)
+    ]

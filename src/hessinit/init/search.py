@@ -1,16 +1,16 @@
 """The searches of `initialize_`: one gain for the whole network, or one scale for every layer.
 
-Network: log λ rises with the log gain `t` until the softmax saturates, and falls afterwards. The smallest
-root is sought, on the first rising branch. A forward is cheap. It tells whether `t` is admissible: the loss
-is finite and not far above that of a zero output. And the `log_power`, the log of the output's mean square:
-log λ is almost a straight line in it, also where it bends in `t`, as in deep tanh networks. So the search
-works in log powers.
+Network: log λ rises with the log gain `t` until the softmax saturates, and falls afterwards. The
+smallest root is sought, on the first rising branch. A forward is cheap. It tells whether `t` is
+admissible: the loss is finite and not far above that of a zero output. And the `log_power`, the log
+of the output's mean square: log λ is almost a straight line in it, also where it bends in `t`, as
+in deep tanh networks. So the search works in log powers.
 
-Layers: a small nonlinear system in the log scales. A layer's norm hardly depends on its own scale: for
-homogeneous networks log λ_k = c_k + 2 Σ_{j≠k} log s_j. A weight before a normalization has only its own
-effect, of opposite sign. Both are written J = 2·1δᵀ − 2·I with δ_j the power with which the output grows with
-weight j, which forwards alone tell. What a softmax adds is the same for all layers and follows the output's
-size: it is learned on the way, the rest by Broyden's rule.
+Layers: a small nonlinear system in the log scales. A layer's norm hardly depends on its own scale:
+for homogeneous networks log λ_k = c_k + 2 Σ_{j≠k} log s_j. A weight before a normalization has only
+its own effect, of opposite sign. Both are written J = 2·1δᵀ − 2·I with δ_j the power with which the
+output grows with weight j, which forwards alone tell. What a softmax adds is the same for all
+layers and follows the output's size: it is learned on the way, the rest by Broyden's rule.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class GainSearch:
     def _next(self, point: SearchPoint) -> float | Found:
         if point.distance == -math.inf:
             return Found(0.0, _DEAD)
-        # Illinois: an end that stays while the other moves twice counts for half as far the next time.
+        # Illinois: an end that stays while the other moves twice counts for half as far the next
+        # time.
         kept = self._high if point.distance < 0 else self._low
         if kept is not None and self.points[-2].distance * point.distance > 0:
             kept = replace(kept, distance=kept.distance / 2)
@@ -159,8 +160,11 @@ class GainSearch:
 
     def _find(self, origin: SearchPoint, power: float) -> float:
         """The t of about that log_power, or the last admissible one on the way to it."""
-        up, far = power > origin.log_power, math.inf
-        near, near_power, step = origin.t, origin.log_power, _FIRST_STEP
+        up = power > origin.log_power
+        far = math.inf
+        near = origin.t
+        near_power = origin.log_power
+        step = _FIRST_STEP
         for _ in range(2 * _MOST_STEPS):
             t = (near + far) / 2 if far < math.inf else near + (step if up else -step)
             if abs(t - origin.t) > _FARTHEST or far - near < 1e-4:
@@ -171,29 +175,42 @@ class GainSearch:
             log_power = self.log_power(t)
             if (log_power - power) * (1 if up else -1) >= 0:
                 return self._approach(near, near_power, t, log_power, power)
-            change, rate = log_power - near_power, (log_power - near_power) / (t - near)
-            near, near_power = t, log_power
+            change = log_power - near_power
+            rate = (log_power - near_power) / (t - near)
+            near = t
+            near_power = log_power
             if far < math.inf and change < _CLOSE:
                 break
             step = min(max(abs(power - log_power) / rate if rate > 0 else 2 * step, 0.01), 4 * step)
         return near
 
-    def _approach(self, low: float, low_power: float, high: float, high_power: float, power: float) -> float:
+    def _approach(
+        self, low: float, low_power: float, high: float, high_power: float, power: float
+    ) -> float:
         """By false position, from two sides, until the log_power is right to a part of the way."""
         enough = max(0.02 * abs(power - low_power), self.tolerance / 4)
         t = high if abs(high_power - power) < abs(low_power - power) else low
-        first, last = low_power - power, high_power - power
+        first = low_power - power
+        last = high_power - power
         for _ in range(_MOST_STEPS):
-            if min(abs(first), abs(last)) <= 0 or first * last > 0 or not math.isfinite(first - last):
+            if (
+                min(abs(first), abs(last)) <= 0
+                or first * last > 0
+                or not math.isfinite(first - last)
+            ):
                 break
             t = low + (high - low) * min(max(first / (first - last), 0.02), 0.98)
             here = self.log_power(t) - power
             if abs(here) <= enough:
                 break
             if here * last > 0:
-                high, last, first = t, here, first / 2
+                high = t
+                last = here
+                first = first / 2
             else:
-                low, first, last = t, here, last / 2
+                low = t
+                first = here
+                last = last / 2
         return t
 
 
@@ -207,7 +224,8 @@ def _first_admissible(is_admissible: Callable[[float], bool], t: float) -> float
     return None
 
 
-# --- One scale for every layer ----------------------------------------------------------------------------
+# --- One scale for every layer
+# ----------------------------------------------------------------------------
 
 _LONGEST_SCALE_STEP = math.log(20.0)
 _SINGULAR = 1e-2
@@ -281,7 +299,8 @@ class CoupledSolve:
                 missed = missed - missed.mean()
             jacobian = jacobian + np.outer(missed, step) / float(step @ step)
             if trial.is_better_than(best):
-                best, longest = trial, min(2 * longest, _LONGEST_SCALE_STEP)
+                best = trial
+                longest = min(2 * longest, _LONGEST_SCALE_STEP)
             else:
                 longest = float(np.abs(step).max()) / 2
         return best
@@ -294,7 +313,8 @@ class CoupledSolve:
         self.capped = not self.is_admissible(at + step)
         if not self.capped:
             return step
-        low, high = 0.0, 1.0
+        low = 0.0
+        high = 1.0
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             low, high = (middle, high) if self.is_admissible(at + middle * step) else (low, middle)
@@ -345,7 +365,8 @@ def solve_network(
         return model.output()
 
     def measure(t: float) -> float:
-        loss, norm = output(t).loss, model.network_norm()
+        loss = output(t).loss
+        norm = model.network_norm()
         rows.append(Measurement(t=t, norm=norm, loss=loss))
         return log_ratio(norm, target)
 
@@ -355,18 +376,21 @@ def solve_network(
         size = output(t).size
         return 2 * math.log(size) if size > 0 else -math.inf
 
-    tolerance, most = config.search_tolerance, config.max_measurements
-    found = GainSearch(measure, lambda t: cap.admits(output(t)), log_power, tolerance, most, lowest).run()
+    tolerance = config.search_tolerance
+    most = config.max_measurements
+    found = GainSearch(
+        measure, lambda t: cap.admits(output(t)), log_power, tolerance, most, lowest
+    ).run()
     model.scale_(path.logs(found.t))
     reason = found.reason
     if reason == _SATURATES:
-        reason += (
-            f": the initial loss would exceed {cap.value:.3g}, {cap.factor:g}× the loss of a zero output"
-        )
+        reason += f": the initial loss would exceed {cap.value:.3g}, {cap.factor:g}× the loss of a zero output"
     return Outcome(tuple(rows), reason)
 
 
-def solve_layers(model: ScaledModel, names: Sequence[str], target: float, config: Config) -> Outcome:
+def solve_layers(
+    model: ScaledModel, names: Sequence[str], target: float, config: Config
+) -> Outcome:
     """Scale each weight so that every layer's norm meets the target."""
     rows: list[Measurement] = []
     cap = LossCap(
@@ -381,7 +405,8 @@ def solve_layers(model: ScaledModel, names: Sequence[str], target: float, config
         return cap.admits(output(logs))
 
     def measure(logs: Vector) -> Vector:
-        loss, norms = output(logs).loss, model.layer_norms()
+        loss = output(logs).loss
+        norms = model.layer_norms()
         distances = np.array([log_ratio(norms[name], target) for name in names])
         name = names[int(np.nanargmax(np.abs(distances)))]
         rows.append(Measurement(t=None, norm=norms[name], loss=loss, layer=name))
@@ -401,12 +426,15 @@ def solve_layers(model: ScaledModel, names: Sequence[str], target: float, config
         return Outcome((), _DEAD, tuple(flat))
     at = np.full(len(names), t)
     # With which power of each weight the output grows, by one forward each.
-    base, powers = output(at).size, np.ones(len(names))
+    base = output(at).size
+    powers = np.ones(len(names))
     for index, moved in enumerate(at + _FIRST_STEP * np.eye(len(names))):
         size = output(moved).size
         if 0 < base < math.inf and 0 < size < math.inf:
             powers[index] = math.log(size / base) / _FIRST_STEP
-    solve = CoupledSolve(measure, is_admissible, powers, config.search_tolerance, config.max_measurements)
+    solve = CoupledSolve(
+        measure, is_admissible, powers, config.search_tolerance, config.max_measurements
+    )
     solved = solve.run(at)
     output(solved.scales)
     return Outcome(tuple(rows), solved.reason, tuple(flat))

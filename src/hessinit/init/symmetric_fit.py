@@ -1,7 +1,8 @@
 """Fit the curvature along symmetries: blocks of weights get as sharp as a rate allows; the function stays.
 
-A symmetry that multiplies a block of weights by f divides its curvature by f², and by f in the norm that Adam
-sees. So the norms at the drawn weights tell every factor, and a second look confirms them.
+A symmetry that multiplies a block of weights by f divides its curvature by f², and by f in the norm
+that Adam sees. So the norms at the drawn weights tell every factor, and a second look confirms
+them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from torch import Tensor
 
 from hessinit.curvature import engines, operators
 from hessinit.curvature.evaluation import evaluate
-from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, gradient_moments, spectral_norm
+from hessinit.curvature.preconditioner import (
+    AdamRule,
+    ScaledCurvature,
+    gradient_moments,
+    spectral_norm,
+)
 from hessinit.init.scales import ProblemFactory, finite_or_inf, network_estimator
 from hessinit.init.symmetries import Exponents, Symmetries, find_symmetries, output_change
 from hessinit.problem.problem import Problem
@@ -26,7 +32,9 @@ from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import Symmetry
 
 UNMOVED = 1e-2  # the largest relative change of the output (rms) up to which it counts as unmoved
-_LARGEST_LOG, _ATTEMPTS, _MOST_LOOKS = math.log(1e3), 7, 3
+_LARGEST_LOG = math.log(1e3)
+_ATTEMPTS = 7
+_MOST_LOOKS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +92,8 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
         if (free := _confirm_free(problem, exact, weights)) is None:
             return None
         nearly = find_symmetries(problem, fixed, nearly=True)
-        scalable, rest = [free], [name for name in weights if name not in free.weights]
+        scalable = [free]
+        rest = [name for name in weights if name not in free.weights]
         for symmetries in (exact, nearly):
             for exponents in symmetries.against_gains(weights, free.weights):
                 block = _confirmed(problem, exponents, rest, or_nearly=symmetries is nearly)
@@ -108,7 +117,9 @@ def _confirm_free(problem: Problem, symmetries: Symmetries, weights: Sequence[st
     if whole is not None or not symmetries.divides:
         return whole
     groups = symmetries.groups(weights, symmetries.gains)
-    alone = (_confirmed(problem, symmetries.scale_free(weights, group), weights) for group in groups)
+    alone = (
+        _confirmed(problem, symmetries.scale_free(weights, group), weights) for group in groups
+    )
     firm = [name for block in alone if block is not None for name in block.weights]
     return _confirmed(problem, symmetries.scale_free(weights, firm), weights)
 
@@ -120,7 +131,9 @@ def _confirmed(
     chosen = tuple(name for name in weights if exponents and exponents.get(name, 0.0) > 0)
     if not exponents or not chosen:
         return None
-    half, twice = ({name: sign * math.log(2) * one for name, one in exponents.items()} for sign in (-1, 1))
+    half, twice = (
+        {name: sign * math.log(2) * one for name, one in exponents.items()} for sign in (-1, 1)
+    )
     exact = output_change(problem, half, twice) <= UNMOVED
     return Block(chosen, exponents, exact) if exact or or_nearly else None
 
@@ -143,31 +156,44 @@ class SymmetryScaler:
     def __init__(
         self, factory: ProblemFactory, blocks: Blocks, adam: AdamRule | None, tolerance: float
     ) -> None:
-        self._factory, self._blocks, self._adam, self._tolerance = factory, blocks, adam, tolerance
+        self._factory = factory
+        self._blocks = blocks
+        self._adam = adam
+        self._tolerance = tolerance
         self._law = 2.0 if adam is None else 1.0
         moved = {name for block in blocks.scalable for name in block.exponents}
-        self._parameters = {name: one for name, one in factory.model.named_parameters() if name in moved}
+        self._parameters = {
+            name: one for name, one in factory.model.named_parameters() if name in moved
+        }
 
     def fit_(self, target: float | None) -> SymmetricFit:
         """Bring the scale-free block to the `target`, and the others to at most that.
 
-        A `target` of None takes the sharpest weights as they are, for lr="auto". Costs two norms of the
-        scale-free weights, one of all others, and where that is too large two of each.
+        A `target` of None takes the sharpest weights as they are, for lr="auto". Costs two norms of
+        the scale-free weights, one of all others, and where that is too large two of each.
         """
         free = self._blocks.free
         found, rest = self._measure(target)
         target = max(rest, *found.values()) if target is None else target
-        before, logs = dict(found), dict.fromkeys(found, 0.0)
+        before = dict(found)
+        logs = dict.fromkeys(found, 0.0)
         for _ in range(_MOST_LOOKS):  # what changes the function comes first
-            changes = {one: self._log(one, norm / target) for one, norm in found.items() if not one.exact}
-            changes = {block: log for block, log in changes.items() if log > math.log1p(self._tolerance)}
+            changes = {
+                one: self._log(one, norm / target) for one, norm in found.items() if not one.exact
+            }
+            changes = {
+                block: log for block, log in changes.items() if log > math.log1p(self._tolerance)
+            }
             if not changes:
                 break
             self._multiply_(self._logs_of_parameters(changes))
             found, rest = self._measure(target, every_block=True)
             logs |= {block: logs.get(block, 0.0) + log for block, log in changes.items()}
-        changes = {block: self._log(block, norm / target) for block, norm in found.items() if block.exact}
-        change, bounded = 0.0, False
+        changes = {
+            block: self._log(block, norm / target) for block, norm in found.items() if block.exact
+        }
+        change = 0.0
+        bounded = False
         for _ in range(_MOST_LOOKS):
             before_scaling = found[free]
             changes, moved, bounded = self._scale_unmoved_(changes)
@@ -177,26 +203,39 @@ class SymmetryScaler:
                 found |= {block: norm_of(block.weights) for block, log in changes.items() if log}
             if bounded or abs(found[free] / target - 1) <= self._tolerance:
                 break
-            # Adam's eps, where gradients are tiny, bends the law: go on with the slope that was found.
+            # Adam's eps, where gradients are tiny, bends the law: go on with the slope that was
+            # found.
             if changes[free] and 0 < found[free] < math.inf:
                 slope = math.log(before_scaling / found[free]) / (changes[free] * free.power)
                 self._law = min(max(slope, self._law / 2), 2 * self._law)
             changes = {free: self._log(free, found[free] / target)}
         symmetries = tuple(
             Symmetry(
-                weights=block.weights, scale_free=block is free, exact=block.exact,
-                factors={name: math.exp(log) for name, log in self._logs_of_parameters({block: log}).items()},
-                norm_before=before[block], norm=found[block],
+                weights=block.weights,
+                scale_free=block is free,
+                exact=block.exact,
+                factors={
+                    name: math.exp(log)
+                    for name, log in self._logs_of_parameters({block: log}).items()
+                },
+                norm_before=before[block],
+                norm=found[block],
             )
-            for block, log in logs.items() if log or block is free
-        )  # fmt: skip
-        return SymmetricFit(target, symmetries, change, self._why_missed(found, target, rest, bounded))
+            for block, log in logs.items()
+            if log or block is free
+        )
+        return SymmetricFit(
+            target, symmetries, change, self._why_missed(found, target, rest, bounded)
+        )
 
-    def _measure(self, target: float | None, every_block: bool = False) -> tuple[dict[Block, float], float]:
+    def _measure(
+        self, target: float | None, every_block: bool = False
+    ) -> tuple[dict[Block, float], float]:
         """The norm of the scale-free weights; where others exceed the target, of each block and the rest."""
         free, *others = self._blocks.scalable
         with self._curvature() as norm_of:
-            found, rest = {free: norm_of(free.weights)}, 0.0
+            found = {free: norm_of(free.weights)}
+            rest = 0.0
             # No block of a semidefinite matrix is sharper than the matrix.
             names = [*(name for block in others for name in block.weights), *self._blocks.rest]
             if every_block or target is None or norm_of(names) > target:
@@ -213,14 +252,20 @@ class SymmetryScaler:
 
     def _scale_unmoved_(self, logs: dict[Block, float]) -> tuple[dict[Block, float], float, bool]:
         """Scale as far as the output stays; returns the logs, its change, and whether that was not all."""
-        start, tried, low, high = self._factory.problem(), 1.0, 0.0, 1.0
-        best, least = dict.fromkeys(logs, 0.0), 0.0
+        start = self._factory.problem()
+        tried = 1.0
+        low = 0.0
+        high = 1.0
+        best = dict.fromkeys(logs, 0.0)
+        least = 0.0
         with start.settings():
             for _ in range(_ATTEMPTS):
                 part = {block: tried * log for block, log in logs.items()}
                 change = output_change(start, self._logs_of_parameters(part))
                 if change <= UNMOVED:
-                    best, least, low = part, change, tried
+                    best = part
+                    least = change
+                    low = tried
                 else:
                     high = tried
                 if low == 1.0:
@@ -242,16 +287,24 @@ class SymmetryScaler:
         for name, log in logs.items():
             self._parameters[name].mul_(math.exp(log))
 
-    def _why_missed(self, found: Mapping[Block, float], target: float, rest: float, bounded: bool) -> str:
-        free, limit = found[self._blocks.free], target * (1 + self._tolerance)
+    def _why_missed(
+        self, found: Mapping[Block, float], target: float, rest: float, bounded: bool
+    ) -> str:
+        free = found[self._blocks.free]
+        limit = target * (1 + self._tolerance)
         if not abs(free / target - 1) <= self._tolerance:
-            why = "a normalization's eps bounds the scale" if bounded else "it does not answer to the scale"
+            why = (
+                "a normalization's eps bounds the scale"
+                if bounded
+                else "it does not answer to the scale"
+            )
             return f"the scale-free weights have ‖H‖ = {free:.3g}, not {target:.3g}: {why}"
         sharp = {block.weights: norm for block, norm in found.items() if norm > limit}
         if rest > limit:
             sharp[self._blocks.rest] = rest
         told = [
-            f"{', '.join(map(layer_name, names[:2]))} has ‖H‖ = {norm:.3g}" for names, norm in sharp.items()
+            f"{', '.join(map(layer_name, names[:2]))} has ‖H‖ = {norm:.3g}"
+            for names, norm in sharp.items()
         ]
         return f"{'; '.join(told)}, above {target:.3g}, and no symmetry lowers it" if told else ""
 
@@ -259,9 +312,11 @@ class SymmetryScaler:
     def _curvature(self) -> Iterator[Callable[[Sequence[str]], float]]:
         """The norm that the optimizer sees of some weights together: ‖H‖, or ‖P^-½ H P^-½‖ for Adam.
 
-        Several fits of one call draw the same weights: what was measured there is not measured again.
+        Several fits of one call draw the same weights: what was measured there is not measured
+        again.
         """
-        known, digest = self._factory.norms, self._factory.digest()
+        known = self._factory.norms
+        digest = self._factory.digest()
         with contextlib.ExitStack() as stack:
             measuring = functools.cache(lambda: self._measuring(stack))
 
@@ -274,12 +329,15 @@ class SymmetryScaler:
             yield norm
 
     def _measuring(self, stack: contextlib.ExitStack) -> Callable[[Sequence[str]], float]:
-        problem, curvature = self._factory.problem(measured=True), self._factory.curvature
+        problem = self._factory.problem(measured=True)
+        curvature = self._factory.curvature
         settings = engines.LanczosSettings(self._tolerance / 5, 200, problem.seed)
         scales: dict[str, Tensor] = {}
         stack.enter_context(problem.settings())
         evaluations = evaluate(problem)
-        engine = engines.build_engine(evaluations, curvature, settings, network_estimator(evaluations))
+        engine = engines.build_engine(
+            evaluations, curvature, settings, network_estimator(evaluations)
+        )
         if self._adam is not None:
             _, square, _ = gradient_moments(evaluations)
             scale = torch.where(square > 0, square.sqrt() + self._adam.eps, torch.inf)

@@ -1,13 +1,15 @@
 """Scaling symmetries: which parameters can be multiplied without changing what the network computes.
 
-Multiply every parameter p by c^x(p). Each tensor of the forward is then multiplied by c^d, and its degree d
-is a linear function of the exponents x: a product adds the degrees of its factors, a ReLU keeps the degree of
-its input, a normalization returns the degree of its gain. A sum needs terms of one degree, a tanh needs
-degree 0, and so does the output. The exponents that change nothing are the null space of these equations.
+Multiply every parameter p by c^x(p). Each tensor of the forward is then multiplied by c^d, and its
+degree d is a linear function of the exponents x: a product adds the degrees of its factors, a ReLU
+keeps the degree of its input, a normalization returns the degree of its gain. A sum needs terms of
+one degree, a tanh needs degree 0, and so does the output. The exponents that change nothing are the
+null space of these equations.
 
-It holds weights that a normalization follows (van Laarhoven 2017, arXiv 1706.05350), everything that writes
-into the residual stream of a pre-norm network, neighbours in a chain of ReLU layers, the values against the
-output projection of an attention, and the gains of a normalization against the weight that reads them.
+It holds weights that a normalization follows (van Laarhoven 2017, arXiv 1706.05350), everything
+that writes into the residual stream of a pre-norm network, neighbours in a chain of ReLU layers,
+the values against the output projection of an attention, and the gains of a normalization against
+the weight that reads them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from torch.utils._pytree import tree_leaves
 
 from hessinit.problem.problem import Problem
 
-# A degree: the coefficients of the exponents x, by parameter. A tensor without one is a constant of degree 0.
+# A degree: the coefficients of the exponents x, by parameter. A tensor without one is a constant of
+# degree 0.
 Degree = Mapping[str, float]
 Exponents = dict[str, float]
 Arguments = Mapping[str, Any]
@@ -37,14 +40,20 @@ _EPS = 1e-2
 class Symmetries:
     """The null space of one network; `gains` are the vectors that multiply, as those of normalizations.
 
-    `divides` says whether a tensor is divided by another, as in a normalization; else no weight is free.
+    `divides` says whether a tensor is divided by another, as in a normalization; else no weight is
+    free.
     """
 
     def __init__(
-        self, parameters: Iterable[str], equations: Iterable[Degree], gains: Iterable[str] = (),
+        self,
+        parameters: Iterable[str],
+        equations: Iterable[Degree],
+        gains: Iterable[str] = (),
         divides: bool = True,
-    ) -> None:  # fmt: skip
-        self.parameters, self.gains, self.divides = tuple(parameters), tuple(sorted(gains)), divides
+    ) -> None:
+        self.parameters = tuple(parameters)
+        self.gains = tuple(sorted(gains))
+        self.divides = divides
         self._row = {name: number for number, name in enumerate(self.parameters)}
         rows = {tuple(sorted(equation.items())) for equation in equations}
         matrix = np.zeros((max(len(rows), 1), len(self.parameters)))
@@ -63,13 +72,15 @@ class Symmetries:
         if not np.allclose(rows @ combination, values, atol=1e-6):
             return None
         found = self._space @ combination
-        return {name: float(found[row]) for name, row in self._row.items() if abs(found[row]) > 1e-6}
+        return {
+            name: float(found[row]) for name, row in self._row.items() if abs(found[row]) > 1e-6
+        }
 
     def groups(self, names: Sequence[str], fixed: Iterable[str]) -> list[Names]:
         """Groups of `names`, in this order, that one factor can scale while all others and `fixed` ones stay.
 
-        With all gains fixed, a weight that a normalization follows is a group of its own; all weights that
-        write into the same residual stream are one group.
+        With all gains fixed, a weight that a normalization follows is a group of its own; all
+        weights that write into the same residual stream are one group.
         """
         found: list[Names] = []
         for apart in (False, True):
@@ -81,7 +92,9 @@ class Symmetries:
                     found += [group] if group else []
         return found
 
-    def scale_free(self, weights: Sequence[str], among: Collection[str] | None = None) -> Exponents | None:
+    def scale_free(
+        self, weights: Sequence[str], among: Collection[str] | None = None
+    ) -> Exponents | None:
         """Scale all of `weights` (`among` these) whose size the output does not show; None without any."""
         if not self.divides:
             return None
@@ -100,32 +113,41 @@ class Symmetries:
             found += [exponents] if moved and min(moved) > 0 else []
         return found
 
-    def _group_of(self, name: str, names: Sequence[str], wanted: Exponents, apart: bool) -> Names | None:
+    def _group_of(
+        self, name: str, names: Sequence[str], wanted: Exponents, apart: bool
+    ) -> Names | None:
         """With `apart`, a weight that would shrink stays: a bias ties two weights before a normalization."""
         wanted[name] = 1.0
         while (exponents := self.solve(wanted)) is not None:
             shares = {one: exponents.get(one, 0.0) for one in names}
             if (min(shares.values()) < -1e-6 and not apart) or max(shares.values()) > 1 + 1e-6:
                 return None
-            between = [one for one, share in shares.items() if min(abs(share), abs(share - 1)) > 1e-6]
+            between = [
+                one for one, share in shares.items() if min(abs(share), abs(share - 1)) > 1e-6
+            ]
             if not between:
                 return tuple(one for one, share in shares.items() if share > 0.5)
-            # Two weights in a row share a factor; the second one, which writes into the stream, takes it all.
+            # Two weights in a row share a factor; the second one, which writes into the stream,
+            # takes it all.
             wanted[between[0]] = 0.0
         return None
 
 
-def find_symmetries(problem: Problem, fixed: Iterable[str] = (), *, nearly: bool = False) -> Symmetries:
+def find_symmetries(
+    problem: Problem, fixed: Iterable[str] = (), *, nearly: bool = False
+) -> Symmetries:
     """The scaling symmetries of the forward that do not scale `fixed` parameters.
 
-    With `nearly`, GELU and its like count as linear, as they are for small inputs. Costs one forward of the
-    first batch; call it within the problem's settings.
+    With `nearly`, GELU and its like count as linear, as they are for small inputs. Costs one
+    forward of the first batch; call it within the problem's settings.
     """
     weights = {**problem.leaves, **problem.constants}
     with _Degrees(weights, _RULES | _NEARLY_LINEAR if nearly else _RULES) as mode:
         output = problem.output(problem.batches[0], weights=weights)
     mode.require_zero(mode.of(output))
-    return Symmetries(weights, [*mode.equations, *({name: 1.0} for name in fixed)], mode.gains, mode.divides)
+    return Symmetries(
+        weights, [*mode.equations, *({name: 1.0} for name in fixed)], mode.gains, mode.divides
+    )
 
 
 def output_change(problem: Problem, *logs: Mapping[str, float]) -> float:
@@ -133,9 +155,11 @@ def output_change(problem: Problem, *logs: Mapping[str, float]) -> float:
 
     Costs a forward of the first batch for each of `logs`, and one more.
     """
-    weights, batch = {**problem.leaves, **problem.constants}, problem.batches[0]
+    weights = {**problem.leaves, **problem.constants}
+    batch = problem.batches[0]
     with torch.no_grad():
-        output, largest = problem.output(batch, weights=weights), 0.0
+        output = problem.output(batch, weights=weights)
+        largest = 0.0
         for each in logs:
             scaled = {name: one * math.exp(each.get(name, 0.0)) for name, one in weights.items()}
             change = float((problem.output(batch, weights=scaled) - output).norm() / output.norm())
@@ -153,8 +177,8 @@ def _sum(first: Degree, second: Degree, factor: float = 1.0) -> Degree:
 class _Degrees(TorchDispatchMode):
     """Follows the degree of every tensor of a forward, and collects what must be 0 for a symmetry.
 
-    An operation that is not known here needs degree 0, so that the space found may be too small, never too
-    large.
+    An operation that is not known here needs degree 0, so that the space found may be too small,
+    never too large.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], rules: Mapping[str, Rule]) -> None:
@@ -260,7 +284,8 @@ def _sum_of_terms(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> De
     """Terms of one degree, or a tensor and a number, which may be small enough to be an eps."""
     if len(degrees) > 1:
         return mode.require_equal(degrees)
-    tensor, number = given["self"], given["other"]
+    tensor = given["self"]
+    number = given["other"]
     if isinstance(tensor, Tensor) and abs(number) <= _EPS * float(tensor.detach().abs().mean()):
         return degrees[0]
     return _needs_zero(mode, given, degrees)
@@ -268,7 +293,9 @@ def _sum_of_terms(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> De
 
 def _convolution(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
     product = _sum(mode.of(given["input"]), mode.of(given["weight"]))
-    return product if given["bias"] is None else mode.require_equal([product, mode.of(given["bias"])])
+    return (
+        product if given["bias"] is None else mode.require_equal([product, mode.of(given["bias"])])
+    )
 
 
 def _normalization(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
@@ -278,7 +305,8 @@ def _normalization(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> D
         mode.require_zero(mode.of(given["input"]))
     mode.divides = True
     mode.note_gain(given.get("weight"))
-    gain, bias = mode.of(given.get("weight")), given.get("bias")
+    gain = mode.of(given.get("weight"))
+    bias = given.get("bias")
     return gain if bias is None else mode.require_equal([gain, mode.of(bias)])
 
 
@@ -296,7 +324,9 @@ def _filled(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
 def _clamped(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
     """At 0, as a ReLU; or at a lower bound that is an eps."""
     low, high = (given.get(name) for name in ("min", "max"))
-    is_eps = isinstance(low, int | float) and 0 < low <= _EPS * float(given["self"].detach().abs().mean())
+    is_eps = isinstance(low, int | float) and 0 < low <= _EPS * float(
+        given["self"].detach().abs().mean()
+    )
     scales = high in (None, 0) and (low in (None, 0) or is_eps)
     return degrees[0] if scales else _needs_zero(mode, given, degrees)
 
@@ -306,12 +336,30 @@ def _table(*rules: tuple[Rule, str]) -> dict[str, Rule]:
 
 
 _RULES = _table(
-    (_keeps, "view _unsafe_view _reshape_alias t transpose permute expand squeeze unsqueeze slice select"),
-    (_keeps, "split split_with_sizes unbind clone alias detach _to_copy as_strided index index_select"),
-    (_keeps, "gather flip roll constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d repeat"),
-    (_keeps, "relu leaky_relu neg abs mean sum cumsum amax amin tril triu diagonal native_dropout embedding"),
-    (_keeps, "max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d"),
-    (_keeps, "_adaptive_avg_pool3d adaptive_max_pool2d upsample_nearest2d upsample_bilinear2d pixel_shuffle"),
+    (
+        _keeps,
+        "view _unsafe_view _reshape_alias t transpose permute expand squeeze unsqueeze slice select",
+    ),
+    (
+        _keeps,
+        "split split_with_sizes unbind clone alias detach _to_copy as_strided index index_select",
+    ),
+    (
+        _keeps,
+        "gather flip roll constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d repeat",
+    ),
+    (
+        _keeps,
+        "relu leaky_relu neg abs mean sum cumsum amax amin tril triu diagonal native_dropout embedding",
+    ),
+    (
+        _keeps,
+        "max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d",
+    ),
+    (
+        _keeps,
+        "_adaptive_avg_pool3d adaptive_max_pool2d upsample_nearest2d upsample_bilinear2d pixel_shuffle",
+    ),
     (_keeps, "linalg_vector_norm norm std im2col col2im unfold"),
     (_comparison, "gt lt ge le eq ne"),
     (_is_free, "sign argmax argmin isnan isinf zeros_like ones_like empty_like full_like"),
@@ -325,13 +373,27 @@ _RULES = _table(
     (_any_power, "pow"),
     (_sum_of_terms, "add sub rsub"),
     (lambda mode, given, degrees: mode.require_equal(degrees), "cat stack copy"),
-    (lambda mode, _, each: mode.require_equal([_sum(each[1], each[2]), each[0]]), "addmm baddbmm addmv"),
+    (
+        lambda mode, _, each: mode.require_equal([_sum(each[1], each[2]), each[0]]),
+        "addmm baddbmm addmv",
+    ),
     (_convolution, "convolution cudnn_convolution"),
-    (_normalization, "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit"),
-    (_normalization, "cudnn_batch_norm _batch_norm_with_update _batch_norm_no_update _fused_rms_norm"),
+    (
+        _normalization,
+        "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit",
+    ),
+    (
+        _normalization,
+        "cudnn_batch_norm _batch_norm_with_update _batch_norm_no_update _fused_rms_norm",
+    ),
     (_attention, "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention"),
     (_attention, "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"),
-    (lambda mode, given, _: mode.require_equal([mode.of(given["self"]), mode.of(given["other"])]), "where"),
+    (
+        lambda mode, given, _: mode.require_equal(
+            [mode.of(given["self"]), mode.of(given["other"])]
+        ),
+        "where",
+    ),
     (_filled, "masked_fill"),
     (_clamped, "clamp clamp_min clamp_max"),
 )

@@ -13,7 +13,8 @@ Kind = Literal["dense", "convolution", "transposed convolution", "embedding", "b
 Shape = tuple[int, ...] | None
 
 
-# --- Functions of torch by name: one table for functions, methods and operators ---------------------------
+# --- Functions of torch by name: one table for functions, methods and operators
+# ---------------------------
 
 
 def _names(text: str) -> frozenset[str]:
@@ -32,17 +33,25 @@ CASTS = _names(
 TO_INTEGERS = _names("int long bool")
 TRANSPOSING = _names("transpose permute swapaxes swapdims movedim moveaxis t T mT H mH adjoint")
 # Every value goes on as it is, in another place; some may be left out, repeated, or masked to zero.
-REARRANGING = CASTS | TRANSPOSING | _names(
-    "view reshape flatten unflatten ravel squeeze unsqueeze expand expand_as view_as reshape_as repeat "
-    "repeat_interleave tile roll flip getitem narrow select index_select gather take_along_dim masked_fill "
-    "masked_select pad pixel_shuffle pixel_unshuffle channel_shuffle unfold fold tril triu broadcast_to "
-    "diagonal take sort"
-)  # fmt: skip
+REARRANGING = (
+    CASTS
+    | TRANSPOSING
+    | _names(
+        "view reshape flatten unflatten ravel squeeze unsqueeze expand expand_as view_as reshape_as repeat "
+        "repeat_interleave tile roll flip getitem narrow select index_select gather take_along_dim masked_fill "
+        "masked_select pad pixel_shuffle pixel_unshuffle channel_shuffle unfold fold tril triu broadcast_to "
+        "diagonal take sort"
+    )
+)
 SPLITS = _names("chunk split tensor_split unbind")
-# Means, extremes and sums over positions: passed through, and not counted, unless they are `RESIZING`.
+# Means, extremes and sums over positions: passed through, and not counted, unless they are
+# `RESIZING`.
 REDUCTIONS = _names("mean sum std var norm vector_norm amax amin max min median logsumexp prod")
-POOLING = REDUCTIONS | _names("interpolate grid_sample cumsum scatter_add scatter_reduce index_add cumprod")
-# What they give is not of the size of what they got, by a factor that depends on how much they add up.
+POOLING = REDUCTIONS | _names(
+    "interpolate grid_sample cumsum scatter_add scatter_reduce index_add cumprod"
+)
+# What they give is not of the size of what they got, by a factor that depends on how much they add
+# up.
 RESIZING = _names(
     "sum norm vector_norm prod logsumexp cumsum cumprod scatter_add scatter_reduce index_add lp_pool1d "
     "lp_pool2d lp_pool3d"
@@ -52,15 +61,19 @@ ALPHA_DROPOUTS = _names("alpha_dropout feature_alpha_dropout")
 DRAWING = _names("bernoulli rand randn rand_like randn_like uniform normal exponential")
 SCALINGS = _names("mul div neg multiply divide true_divide rdiv")
 SUMS = _names("add sub rsub subtract lerp")
-ELEMENTWISE = SCALINGS | SUMS | _names(
-    "relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish softplus softsign softshrink "
-    "hardshrink tanhshrink hardtanh hardsigmoid hardswish sigmoid logsigmoid log_sigmoid tanh threshold "
-    "sin cos tan asin acos atan sinh cosh asinh acosh atanh arctan arcsinh arctanh sinc exp exp2 expm1 "
-    "log log2 log10 log1p sqrt rsqrt square pow rpow float_power abs absolute sign sgn erf erfc erfinv "
-    "reciprocal clamp clamp_min clamp_max clip maximum minimum where gt ge lt le eq ne greater less "
-    "logical_and logical_or logical_not heaviside floor ceil round trunc frac expit logit fmax fmin hypot "
-    "floor_divide remainder positive xlogy logaddexp addcmul addcdiv"
-)  # fmt: skip
+ELEMENTWISE = (
+    SCALINGS
+    | SUMS
+    | _names(
+        "relu relu6 leaky_relu prelu rrelu elu selu celu gelu silu mish softplus softsign softshrink "
+        "hardshrink tanhshrink hardtanh hardsigmoid hardswish sigmoid logsigmoid log_sigmoid tanh threshold "
+        "sin cos tan asin acos atan sinh cosh asinh acosh atanh arctan arcsinh arctanh sinc exp exp2 expm1 "
+        "log log2 log10 log1p sqrt rsqrt square pow rpow float_power abs absolute sign sgn erf erfc erfinv "
+        "reciprocal clamp clamp_min clamp_max clip maximum minimum where gt ge lt le eq ne greater less "
+        "logical_and logical_or logical_not heaviside floor ceil round trunc frac expit logit fmax fmin hypot "
+        "floor_divide remainder positive xlogy logaddexp addcmul addcdiv"
+    )
+)
 MIXING = _names(
     "matmul mm bmm mv dot inner outer einsum tensordot addmm baddbmm addbmm addmv kron cdist bilinear "
     "linear scaled_dot_product_attention conv1d conv2d conv3d conv_transpose1d conv_transpose2d "
@@ -81,11 +94,24 @@ _KINDS = {
 }
 _KIND_BY_NAME = {name: kind for kind, names in _KINDS.items() for name in names}
 _OPERATORS = {
-    "radd": "add", "iadd": "add", "rmul": "mul", "imul": "mul", "isub": "sub", "truediv": "div",
-    "itruediv": "div", "idiv": "div", "rmatmul": "matmul", "imatmul": "matmul", "ipow": "pow",
-    "multiply": "mul", "divide": "div", "true_divide": "div", "subtract": "sub", "concat": "cat",
+    "radd": "add",
+    "iadd": "add",
+    "rmul": "mul",
+    "imul": "mul",
+    "isub": "sub",
+    "truediv": "div",
+    "itruediv": "div",
+    "idiv": "div",
+    "rmatmul": "matmul",
+    "imatmul": "matmul",
+    "ipow": "pow",
+    "multiply": "mul",
+    "divide": "div",
+    "true_divide": "div",
+    "subtract": "sub",
+    "concat": "cat",
     "concatenate": "cat",
-}  # fmt: skip
+}
 
 
 def name_of(function: Callable[..., Any] | str) -> str:
@@ -95,7 +121,11 @@ def name_of(function: Callable[..., Any] | str) -> str:
     >>> [name_of(f) for f in (torch.Tensor.add_, torch.Tensor.__rsub__, torch.Tensor.T.__get__, "relu_")]
     ['add', 'rsub', 'T', 'relu']
     """
-    name = function if isinstance(function, str) else getattr(function, "__name__", type(function).__name__)
+    name = (
+        function
+        if isinstance(function, str)
+        else getattr(function, "__name__", type(function).__name__)
+    )
     if name == "__get__":
         name = getattr(getattr(function, "__self__", None), "__name__", name)
     name = name.strip("_").removeprefix("linalg_")
@@ -124,7 +154,8 @@ class Signal:
 class Derived:
     """A parameter, or a tensor computed from parameters alone.
 
-    `how` is "" for the parameter or its transpose, "slice" for a piece of it, "computed" for anything else.
+    `how` is "" for the parameter or its transpose, "slice" for a piece of it, "computed" for
+    anything else.
     """
 
     parameters: frozenset[str]
@@ -158,7 +189,9 @@ class ReplayableCall:
         def put(leaf: Any) -> Any:
             if isinstance(leaf, Signal):
                 value = values(leaf)
-                return value.clone() if isinstance(value, Tensor) else value  # the call may write in place
+                return (
+                    value.clone() if isinstance(value, Tensor) else value
+                )  # the call may write in place
             if isinstance(leaf, Unknown):
                 return leaf.call.run(values)
             return leaf.value if isinstance(leaf, Derived) else leaf
@@ -179,7 +212,9 @@ def parametrized_name(parameter: str) -> str:
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
     """`function` applied to everything in nested tuples, lists, dicts and slices."""
     if isinstance(structure, (tuple, list)):
-        return (list if type(structure) is list else tuple)(map_leaves(function, one) for one in structure)
+        return (list if type(structure) is list else tuple)(
+            map_leaves(function, one) for one in structure
+        )
     if isinstance(structure, dict):
         return {key: map_leaves(function, entry) for key, entry in structure.items()}
     if isinstance(structure, slice):
@@ -198,14 +233,15 @@ def leaves_of(structure: Any) -> list[Any]:
 class Context:
     """What lies between a weight and its neighbour: elementwise functions and dropout.
 
-    `moment` is E f(z)² upstream of a weight and E f'(z)² downstream, for z ~ N(0, 1), dropout left out: 1
-    without an activation. `keep` is the product of 1 − p over the dropouts; `dropout_active` says whether one
-    of them is in train mode. A dropout whose 1/√(1 − p) does not pass through the function after it, as tanh,
-    counts in `moment` and not in `keep`. `words` names what was met, as "relu, dropout 0.4"; `end` what ends
-    the context: "input", "tokens", "weight", "norm", "sum", "product", "mix", "cat", "state", "output" ….
-    `trouble` names a function that is not elementwise, as softmax: no moment follows from it. Where another
-    weight feeds this one, `feeder` is the `step` of that use and `function` the elementwise function between
-    the two (its root mean square over the masks of a dropout inside).
+    `moment` is E f(z)² upstream of a weight and E f'(z)² downstream, for z ~ N(0, 1), dropout left
+    out: 1 without an activation. `keep` is the product of 1 − p over the dropouts; `dropout_active`
+    says whether one of them is in train mode. A dropout whose 1/√(1 − p) does not pass through the
+    function after it, as tanh, counts in `moment` and not in `keep`. `words` names what was met, as
+    "relu, dropout 0.4"; `end` what ends the context: "input", "tokens", "weight", "norm", "sum",
+    "product", "mix", "cat", "state", "output" …. `trouble` names a function that is not
+    elementwise, as softmax: no moment follows from it. Where another weight feeds this one,
+    `feeder` is the `step` of that use and `function` the elementwise function between the two (its
+    root mean square over the masks of a dropout inside).
     """
 
     words: str = ""
@@ -222,11 +258,12 @@ class Context:
 class WeightUse:
     """One use of the weight `parameter` in the forward pass.
 
-    `blocks` are the sizes of the output blocks with separate roles: three for a fused qkv, four for the gates
-    of an LSTM, () for most. `outputs_last` says that the weight is stored as (in, out). `stride` has one
-    number for each dimension of a convolution. `inside` names the composite function that holds the use, as
-    "lstm". `computed` says that the forward does not use the parameter as it is stored: it is parametrized,
-    or standardized first. `order` counts the uses, `step` is the index in the trace.
+    `blocks` are the sizes of the output blocks with separate roles: three for a fused qkv, four for
+    the gates of an LSTM, () for most. `outputs_last` says that the weight is stored as (in, out).
+    `stride` has one number for each dimension of a convolution. `inside` names the composite
+    function that holds the use, as "lstm". `computed` says that the forward does not use the
+    parameter as it is stored: it is parametrized, or standardized first. `order` counts the uses,
+    `step` is the index in the trace.
     """
 
     parameter: str
@@ -250,8 +287,9 @@ class WeightUse:
 class Step:
     """One call. `sources` are the steps whose results it consumes, `shape` that of its result where known.
 
-    `call` is None where the elements of the first source are passed on, or where nobody runs it again.
-    `kind` is its role: as by `kind_of`, or "input", "weight", "state", "gates", "sum", "product", "unknown".
+    `call` is None where the elements of the first source are passed on, or where nobody runs it
+    again. `kind` is its role: as by `kind_of`, or "input", "weight", "state", "gates", "sum",
+    "product", "unknown".
     """
 
     index: int
@@ -274,8 +312,8 @@ class Step:
 class Trace:
     """All steps; those whose results the model returns (`outputs`), and all that these depend on (`live`).
 
-    `other_uses` says how a parameter is used that is not the weight of a step; `draws` whether the forward
-    calls a generator of random numbers itself.
+    `other_uses` says how a parameter is used that is not the weight of a step; `draws` whether the
+    forward calls a generator of random numbers itself.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -303,7 +341,8 @@ class Trace:
         return self.steps[index]
 
 
-# --- Simplifying: functions of one signal become one step -------------------------------------------------
+# --- Simplifying: functions of one signal become one step
+# -------------------------------------------------
 
 _UNCHANGED = CASTS - TO_INTEGERS | {"bias", "centre", "dropout"}  # a dropout of 0
 VIEWS = ("view", "reshape", "view_as", "reshape_as", "expand", "expand_as", "broadcast_to")
@@ -312,8 +351,8 @@ VIEWS = ("view", "reshape", "view_as", "reshape_as", "expand", "expand_as", "bro
 def simplify(trace: Trace) -> None:
     """Rewrite, in place, every elementwise step of several signals.
 
-    x·sigmoid(x) becomes one function of x; x / √mean(x²) a norm; the rest is a sum or a product of different
-    signals, or unknown. Marks the steps that reach an output as live.
+    x·sigmoid(x) becomes one function of x; x / √mean(x²) a norm; the rest is a sum or a product of
+    different signals, or unknown. Marks the steps that reach an output as live.
     """
     for step in list(trace.steps):
         if step.kind == "elementwise" and len(step.sources) > 1:
@@ -323,7 +362,8 @@ def simplify(trace: Trace) -> None:
 
 def _rewritten(trace: Trace, step: Step) -> Step:
     root, between = _common_root(trace, step)
-    sums, reductions = step.name in SUMS, [inner for inner in between if inner.kind == "pool"]
+    sums = step.name in SUMS
+    reductions = [inner for inner in between if inner.kind == "pool"]
     if root is None and step.name == "masked_fill":
         return replace(step, kind="rearrange", sources=(step.sources[0],), call=None)
     if root is None:
@@ -344,7 +384,8 @@ def _common_root(trace: Trace, step: Step) -> tuple[int | None, list[Step]]:
 
     And the steps between, in order; those that only pass on their elements do so in any shape.
     """
-    frontier, between = set(step.sources), []
+    frontier = set(step.sources)
+    between = []
     while len(frontier) > 1:
         latest = trace[max(frontier)]
         learnable = latest.name == "scale" and step.name in SCALINGS  # the slope of a Swish, at 1
@@ -361,7 +402,9 @@ def keeps_elements(trace: Trace, step: Step) -> bool:
     """Whether a step returns its input, each element in its place: a cast, a view in the same shape."""
     if step.kind != "rearrange" or step.name in _UNCHANGED:
         return step.kind == "rearrange"
-    return step.name in VIEWS and step.shape is not None and step.shape == trace[step.sources[0]].shape
+    return (
+        step.name in VIEWS and step.shape is not None and step.shape == trace[step.sources[0]].shape
+    )
 
 
 def _composite(steps: list[Step], root: int) -> Callable[[Any], Any]:
@@ -369,7 +412,9 @@ def _composite(steps: list[Step], root: int) -> Callable[[Any], Any]:
         values = {root: value}
         for step in steps:
             passed = values[step.sources[0]]
-            passed = passed.double() if passed.dtype is torch.bool else passed  # a condition becomes numbers
+            passed = (
+                passed.double() if passed.dtype is torch.bool else passed
+            )  # a condition becomes numbers
             run = step.call and step.call.run
             values[step.index] = run(lambda signal: values[signal.index]) if run else passed
         return values[steps[-1].index]

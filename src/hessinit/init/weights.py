@@ -1,8 +1,8 @@
 """The weights of a model: where the forward uses them, their true fans and blocks, and how they are written.
 
-torch reads fans off a tensor's shape, which is wrong for grouped and transposed convolutions, strides, fused
-projections and gates. Here a fan-in is the number of inputs that an output sums over, and a fan-out the
-number of outputs that an input feeds, on average.
+torch reads fans off a tensor's shape, which is wrong for grouped and transposed convolutions,
+strides, fused projections and gates. Here a fan-in is the number of inputs that an output sums
+over, and a fan-out the number of outputs that an input feeds, on average.
 """
 
 from __future__ import annotations
@@ -26,13 +26,26 @@ from hessinit.problem.problem import Forward, uninterrupted
 from hessinit.problem.validate import find_layers, layer_name, unwrap
 
 _ROLES = {
-    "add": "added to a signal, not a map of one", "cat": "joined to a signal, not a map of one",
-    "mul": "scales a signal elementwise", "getitem": "a table read by hand, not by nn.Embedding",
-}  # fmt: skip
+    "add": "added to a signal, not a map of one",
+    "cat": "joined to a signal, not a map of one",
+    "mul": "scales a signal elementwise",
+    "getitem": "a table read by hand, not by nn.Embedding",
+}
 # Modules whose weights training sets.
-_LAYERS = (nn.Linear, nn.Bilinear, _ConvNd, nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.MultiheadAttention)
-_POSITIONS = re.compile(r"(^|[._])pos", re.IGNORECASE)  # embed_positions, position_embeddings, pos_embed
-# Likely leading dimensions, for models traced without a sample; primes, so that a reshape that fits is meant.
+_LAYERS = (
+    nn.Linear,
+    nn.Bilinear,
+    _ConvNd,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+)
+_POSITIONS = re.compile(
+    r"(^|[._])pos", re.IGNORECASE
+)  # embed_positions, position_embeddings, pos_embed
+# Likely leading dimensions, for models traced without a sample; primes, so that a reshape that fits
+# is meant.
 _SIZES = ((2, 7), (2,), (2, 5, 7))
 
 
@@ -50,15 +63,17 @@ def find_weight_uses(
 ) -> TracedWeights:
     """Trace the model: run it once on `sample`, or trace it symbolically without one.
 
-    A weight that is used several times, or is tied, has several uses under one name. The model, its buffers
-    and the random state are left as found. Costs at most one forward. Without `dropout`, dropout is named and
-    counts for nothing.
+    A weight that is used several times, or is tied, has several uses under one name. The model, its
+    buffers and the random state are left as found. Costs at most one forward. Without `dropout`,
+    dropout is named and counts for nothing.
     """
     model = unwrap(model)
     if next(model.parameters(), None) is None:
         return TracedWeights(())
     if sample is None and forward is not None:
-        raise ProblemError("forward= says how the model is called on a sample; pass sample= as well.")
+        raise ProblemError(
+            "forward= says how the model is called on a sample; pass sample= as well."
+        )
     trace = trace_forward(model, sample, forward)
     if not dropout:
         trace.steps = [replace(step, keep=1.0) for step in trace.steps]
@@ -78,15 +93,21 @@ def find_weight_uses(
         )
         for order, (step, use) in enumerate(steps)
     )
-    # On zeros, as the first state of a handwritten recurrence, a weight does nothing: its other uses tell.
+    # On zeros, as the first state of a handwritten recurrence, a weight does nothing: its other
+    # uses tell.
     telling = {use.parameter for use in uses if use.upstream.end != "constant"}
-    uses = tuple(use for use in uses if use.upstream.end != "constant" or use.parameter not in telling)
+    uses = tuple(
+        use for use in uses if use.upstream.end != "constant" or use.parameter not in telling
+    )
     unknown = [layer_name(use.parameter) for use in uses if use.upstream.end == "unknown"]
     guess = "comes from an unknown function and is taken to have size 1"
     notes = [f"the input of {name} {guess}" for name in unknown]
     if trace.draws:
-        notes.append("the forward draws random numbers itself; only nn.Dropout and F.dropout are counted")
-    met, unmet = {use.parameter for use in uses}, {}
+        notes.append(
+            "the forward draws random numbers itself; only nn.Dropout and F.dropout are counted"
+        )
+    met = {use.parameter for use in uses}
+    unmet = {}
     for name, parameter in model.named_parameters():
         shown = parametrized_name(name)
         if parameter.ndim > 1 and shown not in met:
@@ -124,12 +145,15 @@ def fans_of(use: WeightUse) -> tuple[Fans, ...]:
         )
     if use.kind == "embedding":
         return (Fans(1.0, float(shape[1])),)  # a lookup: every output is one entry
-    found, positions = [], math.prod(use.stride)
+    found = []
+    positions = math.prod(use.stride)
     for first, *_ in block_views(use, torch.empty(shape, device="meta")):
         inputs = float(math.prod(first.shape[1:]))
         outputs = float(first.shape[0] * math.prod(first.shape[2:]))
         transposed = use.kind == "transposed convolution"
-        found.append(Fans(inputs / positions, outputs) if transposed else Fans(inputs, outputs / positions))
+        found.append(
+            Fans(inputs / positions, outputs) if transposed else Fans(inputs, outputs / positions)
+        )
     return tuple(found)
 
 
@@ -163,8 +187,8 @@ def _block_sizes(use: WeightUse) -> list[int]:
 def _output_blocks(downstream: Downstream, step: Step, use: WeightUse) -> tuple[int, ...]:
     """The sizes of the output blocks, in the order of their first channels; () where the output stays whole.
 
-    Channel numbers are sent through the rearranging steps that follow, in place of the output: where they
-    arrive in disjoint sets that together are all channels, these sets are the blocks.
+    Channel numbers are sent through the rearranging steps that follow, in place of the output:
+    where they arrive in disjoint sets that together are all channels, these sets are the blocks.
     """
     kinds = {consumer.kind for consumer in downstream.consumers.get(step.index, [])}
     weights = ("dense", "convolution", "transposed convolution")
@@ -186,7 +210,9 @@ def _output_blocks(downstream: Downstream, step: Step, use: WeightUse) -> tuple[
             arrived = set(_arrivals(downstream, step, numbers, around))
         except Exception:  # the shapes assumed do not fit these calls
             continue
-        if len(arrived) > 1 and sum(map(len, arrived)) == channels == len(frozenset().union(*arrived)):
+        if len(arrived) > 1 and sum(map(len, arrived)) == channels == len(
+            frozenset().union(*arrived)
+        ):
             return tuple(len(block) for block in sorted(arrived, key=min))
     return ()
 
@@ -202,7 +228,9 @@ def _arrivals(
 
     def numbers(value: Any) -> frozenset[float]:
         if not isinstance(value, Tensor) or not value.numel():
-            raise ValueError("a tuple was not taken apart, or the dimension is not what was assumed")
+            raise ValueError(
+                "a tuple was not taken apart, or the dimension is not what was assumed"
+            )
         return frozenset(value.unique().tolist())
 
     consumers = downstream.consumers.get(step.index, [])
@@ -225,8 +253,8 @@ def _arrivals(
 class Target:
     """One weight: `key` is its name inside the model, as in `WeightUse.parameter`; `name` as in reports.
 
-    A parametrized weight is one target (`fc.weight`) whatever it is computed from, and is written through
-    its `parametrization`; `attribute` is its name inside its owner.
+    A parametrized weight is one target (`fc.weight`) whatever it is computed from, and is written
+    through its `parametrization`; `attribute` is its name inside its owner.
     """
 
     key: str
@@ -278,15 +306,21 @@ class Target:
     def snapshot(self) -> Callable[[], None]:
         """Copy all that `write_` may change, a parametrization's buffers too; returns the way back."""
         stored = [(parameter, parameter.detach().clone()) for parameter in self.stored]
-        tables = [(step._buffers, step.named_buffers(recurse=False)) for step in self.parametrization]
-        buffers = [(table, name, one, one.clone()) for table, found in tables for name, one in found]
+        tables = [
+            (step._buffers, step.named_buffers(recurse=False)) for step in self.parametrization
+        ]
+        buffers = [
+            (table, name, one, one.clone()) for table, found in tables for name, one in found
+        ]
 
         @torch.no_grad()
         def restore() -> None:
             for parameter, value in stored:
                 parameter.copy_(value)
             for table, name, buffer, value in buffers:
-                table[name] = buffer.copy_(value)  # a right_inverse may have put another tensor there
+                table[name] = buffer.copy_(
+                    value
+                )  # a right_inverse may have put another tensor there
 
         return restore
 
@@ -294,7 +328,9 @@ class Target:
         """Write new values in place: the Parameter objects stay the same."""
         with torch.no_grad():
             if self.is_parametrized:
-                kept = value.to(self.stored[0], copy=True)  # a parametrization may keep the very tensor
+                kept = value.to(
+                    self.stored[0], copy=True
+                )  # a parametrization may keep the very tensor
                 setattr(self.owner, self.attribute, kept)
             else:
                 self.stored[0].copy_(value)
@@ -302,7 +338,9 @@ class Target:
     def biases(self) -> dict[str, nn.Parameter]:
         """The trainable biases of the module that owns the weight."""
         own = self.owner.named_parameters(recurse=False)
-        return {name: one for name, one in own if one.ndim == 1 and "bias" in name and one.requires_grad}
+        return {
+            name: one for name, one in own if one.ndim == 1 and "bias" in name and one.requires_grad
+        }
 
 
 def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[Target]:
@@ -327,7 +365,9 @@ def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[T
             stored = list(owner.parametrizations[attribute].parameters(recurse=False))
         others = [other for other in names[id(parameter)] if other != name]
         aliases = tuple(layer_name(parametrized_name(other)) for other in others)
-        kept = "zero beside trained weights" if keeps_zeros and not any(map(torch.any, stored)) else ""
+        kept = (
+            "zero beside trained weights" if keeps_zeros and not any(map(torch.any, stored)) else ""
+        )
         targets.setdefault(key, Target(key, aliases, owner, tuple(stored), kept))
     return list(targets.values())
 
@@ -335,16 +375,18 @@ def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[T
 def reason_to_keep(model: nn.Module) -> str:
     """What says that somebody has trained the model: adapters, or frozen weights; "" if nothing does.
 
-    Tables of positions do not count: who writes a model fills and freezes them, before any training.
+    Tables of positions do not count: who writes a model fills and freezes them, before any
+    training.
     """
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         return "the model holds adapters of peft"
     frozen = [
-        path or type(module).__name__ for path, module in model.named_modules()
+        path or type(module).__name__
+        for path, module in model.named_modules()
         if isinstance(module, _LAYERS) or type(module).__name__ == "Conv1D"  # of Transformers
         if not (isinstance(module, nn.Embedding) and _POSITIONS.search(path))
         if any(one.ndim >= 2 and not one.requires_grad for one in module.parameters())
-    ]  # fmt: skip
+    ]
     return f"the model has frozen weights ({', '.join(frozen[:3])})" if frozen else ""
 
 

@@ -1,6 +1,7 @@
 """What both callbacks share: initialize before the first step, track the curvature, resume from checkpoints.
 
-In a distributed job the first rank works while the others wait; its failure and its weights go to all ranks.
+In a distributed job the first rank works while the others wait; its failure and its weights go to
+all ranks.
 """
 
 from __future__ import annotations
@@ -41,43 +42,60 @@ def import_base(packages: tuple[str, ...], name: str, library: str) -> Any:
 
 
 class TrackedRun:
-    """One training run with its tracker. Every rank makes the same calls; the first one does the work."""
+    """One training run with its tracker.
+
+    Every rank makes the same calls; the first one does the work.
+    """
 
     _open_files: ClassVar[set[Path | None]] = set()
 
     def __init__(
-        self, initialize: bool | Mapping[str, Any] = False, path: str | os.PathLike[str] | None = None,
+        self,
+        initialize: bool | Mapping[str, Any] = False,
+        path: str | os.PathLike[str] | None = None,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         for name in _FROM_TRAINER & set(options):
             way = "For the initialization, pass initialize={'lr': …}"
-            raise ProblemError(f"{name}={options[name]!r} is read from the trainer; leave it out. {way}.")
+            raise ProblemError(
+                f"{name}={options[name]!r} is read from the trainer; leave it out. {way}."
+            )
         if not isinstance(initialize, (bool, Mapping)):
             raise ProblemError(
                 f"initialize={initialize!r} must be True, False, or a dict of options for "
                 "hessinit.initialize_, such as {'lr': 0.1}."
             )
-        self._initialize = dict(initialize) if isinstance(initialize, Mapping) else {} if initialize else None
-        self._path, self._options = path, options
+        self._initialize = (
+            dict(initialize) if isinstance(initialize, Mapping) else {} if initialize else None
+        )
+        self._path = path
+        self._options = options
         self._tracker: hessinit.Tracker | None = None
         self._tracking: hessinit.Tracking | None = None
         self._state: Mapping[str, Any] = {}
         self._file: Path | None = None
-        self._first_step, self._is_compared = 0, False
+        self._first_step = 0
+        self._is_compared = False
         self.initialization: hessinit.Initialization | None = None
 
     def begin(
-        self, model: nn.Module, make_problem: Callable[[], dict[str, Any]], *,
-        folder: str | os.PathLike[str], log_to: Any, steps: int,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        make_problem: Callable[[], dict[str, Any]],
+        *,
+        folder: str | os.PathLike[str],
+        log_to: Any,
+        steps: int,
+    ) -> None:
         """Call before the first step of a run that has taken `steps` before; only a new run is initialized.
 
-        A resumed run continues the file named in its checkpoint. `make_problem` is called on the first rank;
-        it returns the arguments of `track`: model, loss, batch, forward, optimizer.
+        A resumed run continues the file named in its checkpoint. `make_problem` is called on the
+        first rank; it returns the arguments of `track`: model, loss, batch, forward, optimizer.
         """
         self.close()
         self._tracking = self.initialization = self._file = None
-        self._first_step, self._is_compared = steps, False
+        self._first_step = steps
+        self._is_compared = False
         model = unwrap(model)
         check_present(model)
         problem: Any = on_first_rank(make_problem, doing="reading the batch")
@@ -97,7 +115,8 @@ class TrackedRun:
     def close(self) -> None:
         """Complete the record; a second call does nothing."""
         if self._tracker is not None:
-            self._tracking, self._tracker = self._tracker.close(), None
+            self._tracking = self._tracker.close()
+            self._tracker = None
             self._open_files.discard(self._file)
 
     def add_note(self, note: str) -> None:
@@ -108,7 +127,8 @@ class TrackedRun:
     def compare(self, trained: float, step: int, times: float) -> None:
         """Note once if the mean `trained` loss of the steps up to `step` is so many `times` the measured one.
 
-        A smaller one counts only where the last point is beyond two thirds of these steps: losses fall.
+        A smaller one counts only where the last point is beyond two thirds of these steps: losses
+        fall.
         """
         points = () if self.tracking is None else self.tracking.points
         measured = [point.loss for point in points if point.step >= self._first_step]
@@ -157,24 +177,34 @@ class TrackedRun:
             model, loss, batch, **{"forward": forward, **options, "distributed": "each"}
         )
 
-    def _track(self, problem: dict[str, Any], folder: Path, log_to: Any, steps: int) -> hessinit.Tracker:
+    def _track(
+        self, problem: dict[str, Any], folder: Path, log_to: Any, steps: int
+    ) -> hessinit.Tracker:
         file = self._find_file(folder) if steps else None
         path = file or (folder / FILE if self._path is None else Path(self._path))
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.absolute()  # training may change the working directory
         if self._file in self._open_files:
             raise ProblemError(f"another callback writes to {path}; pass path=, a file for each.")
-        options = {"resume": file is not None, "at_start": False, "distributed": "each", **self._options}
+        options = {
+            "resume": file is not None,
+            "at_start": False,
+            "distributed": "each",
+            **self._options,
+        }
         tracker = hessinit.track(**problem, path=path, log_to=log_to, **options)
         self._open_files.add(self._file)
         try:
             tracker.steps = steps
             tracker.initialization = self.initialization or tracker.initialization
             if steps and file is None:
-                tracker.add_note(f"Training resumed at step {steps}; the earlier record was not found.")
+                tracker.add_note(
+                    f"Training resumed at step {steps}; the earlier record was not found."
+                )
             point = tracker.measure()
             if self.initialization is not None and (point.lr_over_limit or 0) >= 1:
-                # Weights made for a learning rate begin above its limit: κ is 4, the limit of SGD 2.
+                # Weights made for a learning rate begin above its limit: κ is 4, the limit of SGD
+                # 2.
                 tracker.add_note(
                     "The initial learning rate is above the stability limit on purpose (lr·‖H‖ = "
                     f"{point.lr_times_norm:.3g}): the weights were initialized so."
@@ -230,7 +260,8 @@ def initialization_options(
         found = read_optimizer(optimizer, model, find_layers(model, given.get("layers")))
         # OneCycleLR begins below the rate that it works towards, which it keeps as "max_lr".
         rates = [float(group["max_lr"]) for group in optimizer.param_groups if "max_lr" in group]
-        lr, rule = max(rates, default=found.lr), found.rule
+        lr = max(rates, default=found.lr)
+        rule = found.rule
         if not lr or rule is None:
             raise ProblemError("the optimizer's learning rate is 0.")
     except ProblemError as refusal:
@@ -256,7 +287,8 @@ def on_first_rank(work: Callable[[], T], *, doing: str) -> T | None:
     """Do the `work` on the first rank while the others wait; its exception is raised on every rank."""
     if not is_one_of_several():
         return work()
-    ranks, outcome = Ranks(doing), list[T]()
+    ranks = Ranks(doing)
+    outcome = list[T]()
     with ranks.together():
         ranks.first(lambda: outcome.append(work()), last=True)
     return outcome[0] if outcome else None

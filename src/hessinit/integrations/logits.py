@@ -32,9 +32,17 @@ _BY_NAME = {
 }
 _LABELS = ("labels", "label")
 # What tokenizers and the Trainer add to the inputs; passed to a model only if its forward takes it.
-_EXTRA = {"special_tokens_mask", "offset_mapping", "overflow_to_sample_mapping", "length", "return_loss"}
-# Logits near zero give almost the same loss for all labels, so two losses are told apart by few digits.
-_RELATIVE, _ABSOLUTE = 5e-5, 1e-6
+_EXTRA = {
+    "special_tokens_mask",
+    "offset_mapping",
+    "overflow_to_sample_mapping",
+    "length",
+    "return_loss",
+}
+# Logits near zero give almost the same loss for all labels, so two losses are told apart by few
+# digits.
+_RELATIVE = 5e-5
+_ABSOLUTE = 1e-6
 _OTHERWISE = "call hessinit.measure(model, loss, batch, forward=…) with the loss that you train"
 
 
@@ -44,14 +52,16 @@ def logits_problem(
 ) -> tuple[nn.Module, Loss, Any, dict[str, Any]]:
     """`model, loss, batch, options` for `hessinit.measure(model, loss, batch, **options)` and other verbs.
 
-    `batch` is what a tokenizer or a collator returns: a dict of tensors with `labels`, where −100 is ignored;
-    a pair `(inputs, labels)`, as timm's models take it; or an iterable of either, averaged over examples.
-    `task` is "causal-lm", "masked-lm", "seq2seq-lm", "classification" or "regression"; "auto" reads it from
-    the model's class name (`BertForMaskedLM`), for other models from the labels. Without labels a causal
-    language model predicts its own input, padding left out.
+    `batch` is what a tokenizer or a collator returns: a dict of tensors with `labels`, where −100
+    is ignored; a pair `(inputs, labels)`, as timm's models take it; or an iterable of either,
+    averaged over examples. `task` is "causal-lm", "masked-lm", "seq2seq-lm", "classification" or
+    "regression"; "auto" reads it from the model's class name (`BertForMaskedLM`), for other models
+    from the labels. Without labels a causal language model predicts its own input, padding left
+    out.
 
-    The loss is the model's own, `model(**batch).loss`, as a function of its logits; the two are compared on
-    the first batch, at the cost of one forward, and a model with another loss is refused.
+    The loss is the model's own, `model(**batch).loss`, as a function of its logits; the two are
+    compared on the first batch, at the cost of one forward, and a model with another loss is
+    refused.
 
     >>> images, labels = torch.ones(2, 4), torch.tensor([0, 2])
     >>> model, loss, batch, options = logits_problem(nn.Linear(4, 3), (images, labels))
@@ -77,7 +87,9 @@ def call_for_logits(model: nn.Module, inputs: Any) -> Tensor:
         output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
     if isinstance(output, Tensor):
         return output
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    logits = (
+        output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    )
     if not isinstance(logits, Tensor):
         raise ProblemError(
             f"{type(model).__name__} returned a {type(output).__name__} without logits; it must return a "
@@ -116,14 +128,22 @@ def _read_inputs(model: nn.Module, batch: Any) -> tuple[Any, Tensor | None]:
     named = {str(name): value for name, value in batch.items() if value is not None}
     for name, value in named.items():
         if name not in _EXTRA and not isinstance(value, Tensor | bool | int | str):
-            way = 'Tokenize with return_tensors="pt" and padding=True, or collate the examples first'
-            raise ProblemError(f"batch[{name!r}] is a {type(value).__name__}; it must be a tensor. {way}.")
+            way = (
+                'Tokenize with return_tensors="pt" and padding=True, or collate the examples first'
+            )
+            raise ProblemError(
+                f"batch[{name!r}] is a {type(value).__name__}; it must be a tensor. {way}."
+            )
     if (tokens := named.get("input_ids")) is not None and tokens.ndim < 2:
         way = "collate the examples first (transformers.default_data_collator(examples))"
-        raise ProblemError(f"batch['input_ids'] has shape {tuple(tokens.shape)}, that of one example; {way}.")
+        raise ProblemError(
+            f"batch['input_ids'] has shape {tuple(tokens.shape)}, that of one example; {way}."
+        )
     labels = next((named[name] for name in _LABELS if name in named), None)
     parameters = inspect.signature(model.forward).parameters.values()
-    known = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    known = [
+        one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
     left_out = {*_LABELS, *(_EXTRA.difference(known))}
     inputs = {name: value for name, value in named.items() if name not in left_out}
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
@@ -134,9 +154,12 @@ def _read_inputs(model: nn.Module, batch: Any) -> tuple[Any, Tensor | None]:
     return inputs, labels
 
 
-def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None) -> tuple[Any, Tensor]:
+def _with_labels(
+    model: nn.Module, task: str, inputs: Any, labels: Tensor | None
+) -> tuple[Any, Tensor]:
     if labels is None and task == "causal-lm" and isinstance(inputs, dict):
-        labels, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+        labels = inputs.get("input_ids")
+        mask = inputs.get("attention_mask")
         if labels is not None and mask is not None and mask.shape == labels.shape:
             labels = labels.masked_fill(mask == 0, IGNORED)
     if labels is None:
@@ -145,12 +168,18 @@ def _with_labels(model: nn.Module, task: str, inputs: Any, labels: Tensor | None
             "masked models, transformers.DataCollatorForLanguageModeling(tokenizer) adds them."
         )
     if task == "seq2seq-lm" and (isinstance(inputs, Tensor) or "decoder_input_ids" not in inputs):
-        if isinstance(inputs, Tensor) or "labels" not in inspect.signature(model.forward).parameters:
+        if (
+            isinstance(inputs, Tensor)
+            or "labels" not in inspect.signature(model.forward).parameters
+        ):
             raise ProblemError(
                 f"the batch has no 'decoder_input_ids', and {type(model).__name__} does not make them of "
                 "labels. Add them to the batch: the labels, moved on by one position."
             )
-        inputs = {**inputs, "labels": labels}  # the model moves them on by one position in its own way
+        inputs = {
+            **inputs,
+            "labels": labels,
+        }  # the model moves them on by one position in its own way
     return inputs, labels
 
 
@@ -158,7 +187,9 @@ def _targets(task: str, labels: Tensor) -> Tensor:
     if task == "causal-lm":  # each position predicts the next one, and the last nothing
         labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED)], dim=1)
     if bool((labels == IGNORED).all()):
-        why = f"every label is {IGNORED}, which is ignored (a causal model predicts each next token)"
+        why = (
+            f"every label is {IGNORED}, which is ignored (a causal model predicts each next token)"
+        )
         raise ProblemError(f"{why}; pass a batch with labels.")
     return labels
 
@@ -192,7 +223,9 @@ def _find_loss(task: str, model: nn.Module, labels: Tensor) -> Callable[[Tensor,
         return token_cross_entropy
     if kind is None and _setting(model, "num_labels") is None:
         why = f"labels of {labels.dtype} may be values, probabilities or several classes at once"
-        raise ProblemError(f"{why}; pass task='regression' for the squared error, else {_OTHERWISE}.")
+        raise ProblemError(
+            f"{why}; pass task='regression' for the squared error, else {_OTHERWISE}."
+        )
     return multi_label_cross_entropy
 
 
@@ -210,7 +243,9 @@ def token_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) 
             f"loss, {_OTHERWISE}."
         )
     flat = logits.flatten(0, -2) if logits.ndim > 1 else logits
-    return F.cross_entropy(flat, labels.flatten().long(), ignore_index=IGNORED, label_smoothing=smoothing)
+    return F.cross_entropy(
+        flat, labels.flatten().long(), ignore_index=IGNORED, label_smoothing=smoothing
+    )
 
 
 def multi_label_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -250,13 +285,15 @@ def _check_own_loss(
             output = model(**{**call, "labels": labels.to(first.device)})
     except Exception:
         return
-    found, logits = getattr(output, "loss", None), getattr(output, "logits", None)
+    found = getattr(output, "loss", None)
+    logits = getattr(output, "logits", None)
     if not isinstance(found, Tensor) or found.numel() != 1 or not isinstance(logits, Tensor):
         return
     if logits.dtype in (torch.float16, torch.bfloat16):  # most models compute the loss in float32
         logits = logits.float()
     try:
-        ours, own = float(loss(logits, targets.to(logits.device))), found.item()
+        ours = float(loss(logits, targets.to(logits.device)))
+        own = found.item()
     except (IndexError, RuntimeError) as refusal:
         raise ProblemError(
             f"logits of shape {tuple(logits.shape)} and labels of {tuple(targets.shape)} do not fit "

@@ -22,20 +22,21 @@ _Callback: Any = shared.import_base(("transformers",), "TrainerCallback", "Trans
 class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[misc]
     """Track the curvature of the Trainer's model, and initialize it if asked: `Trainer(callbacks=[…])`.
 
-    Loss and forward come from `hessinit.logits_problem`, which gets `task`. `batch` is what is measured, by
-    default the first examples of the training set, as many as one device takes in a step, in the Trainer's
-    own collator.
+    Loss and forward come from `hessinit.logits_problem`, which gets `task`. `batch` is what is
+    measured, by default the first examples of the training set, as many as one device takes in a
+    step, in the Trainer's own collator.
 
-    `initialize=True` draws new weights before the first step, for the learning rate of the Trainer's
-    optimizer; pretrained weights would be lost. A dict holds options of `hessinit.initialize_`, of which a
-    model with frozen weights or adapters needs `layers` or `overwrite`. Mixed precision is off meanwhile. A
-    run that resumes from a checkpoint is never initialized, and continues its file: `path`, by default
-    `curvature.jsonl` in the Trainer's `output_dir`. Scalars go to TensorBoard where the Trainer reports
-    there, and to the active W&B run. The other options are those of `hessinit.track`: every (10),
-    max_overhead (0.1), and so on.
+    `initialize=True` draws new weights before the first step, for the learning rate of the
+    Trainer's optimizer; pretrained weights would be lost. A dict holds options of
+    `hessinit.initialize_`, of which a model with frozen weights or adapters needs `layers` or
+    `overwrite`. Mixed precision is off meanwhile. A run that resumes from a checkpoint is never
+    initialized, and continues its file: `path`, by default `curvature.jsonl` in the Trainer's
+    `output_dir`. Scalars go to TensorBoard where the Trainer reports there, and to the active W&B
+    run. The other options are those of `hessinit.track`: every (10), max_overhead (0.1), and so on.
 
-    Training is not changed by a bit, but for `initialize`. Under DDP the first rank works while the others
-    wait, and its weights go to all. `tracking` and `initialization` hold the results, on the first rank.
+    Training is not changed by a bit, but for `initialize`. Under DDP the first rank works while the
+    others wait, and its weights go to all. `tracking` and `initialization` hold the results, on the
+    first rank.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
         super().__init__()
         choose("task", task, ["auto", *TASKS])
         self._run = shared.TrackedRun(**options)
-        self._batch, self._task, self._log_to = batch, task, log_to
+        self._batch = batch
+        self._task = task
+        self._log_to = log_to
         self._writer: Any = None
         self._finished_step: int | None = None  # of which the tracker does not know yet
         self._loss: float | None = None
@@ -58,17 +61,27 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
         self._finished_step = self._loss = None
         self._run.load_state(_stored(state).get(self._run.key))
         with in_mode(kwargs["model"], training=True):  # as the Trainer does before every step
-            places = {"folder": args.output_dir, "log_to": self._sinks(args), "steps": state.global_step}
+            places = {
+                "folder": args.output_dir,
+                "log_to": self._sinks(args),
+                "steps": state.global_step,
+            }
             self._run.begin(kwargs["model"], lambda: self._problem(args, **kwargs), **places)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Passed on after the Trainer has logged the loss of this step, before it takes the next one.
+        # Passed on after the Trainer has logged the loss of this step, before it takes the next
+        # one.
         self._finished_step = state.global_step
         if (stored := self._run.state) is not None:
             _stored(state)[self._run.key] = stored
 
     def on_log(
-        self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         if self._finished_step is not None and "loss" in (logs or {}):
             self._loss = float((logs or {})["loss"])
@@ -85,7 +98,12 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
             self._writer = None
 
     def _problem(
-        self, args: Any, model: Any, train_dataloader: Any = None, optimizer: Any = None, **others: Any
+        self,
+        args: Any,
+        model: Any,
+        train_dataloader: Any = None,
+        optimizer: Any = None,
+        **others: Any,
     ) -> dict[str, Any]:
         batch = self._batch
         if batch is None:
@@ -104,7 +122,9 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
     def _sinks(self, args: Any) -> Any:
         if self._log_to != "auto":
             return self._log_to
-        reports = [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or ())
+        reports = (
+            [args.report_to] if isinstance(args.report_to, str) else list(args.report_to or ())
+        )
         if shared.is_first_rank() and {"tensorboard", "all"} & set(reports):
             self._writer = _summary_writer(args)
         return ["auto"] if self._writer is None else ["auto", self._writer]
@@ -127,7 +147,9 @@ def _first_examples(loader: Any, count: int) -> Any:
         why = "the first examples of an iterable dataset cannot be read without using them up"
         raise ProblemError(f"{why}; pass batch=, a dict of tensors as the collator returns it.")
     with untouched_random_state(), untouched_sources(dataset, collate):
-        Draws(0, torch.device("cpu"))  # a collator that masks at random masks alike in a resumed run
+        Draws(
+            0, torch.device("cpu")
+        )  # a collator that masks at random masks alike in a resumed run
         return collate([dataset[index] for index in range(min(count, len(dataset)))])
 
 

@@ -30,14 +30,16 @@ def jacobian_bounds(
 ) -> dict[str, JacobianBounds]:
     """The bounds of every leaf, by its parameter's name; to be called within `problem.settings()`.
 
-    Norms are right to ten times `settings.tolerance`, relative, in every example. Costs 6 to 25 plain
-    measurements (benchmarks/products_cost.py).
+    Norms are right to ten times `settings.tolerance`, relative, in every example. Costs 6 to 25
+    plain measurements (benchmarks/products_cost.py).
     """
     batches = [_batch_bounds(evaluation, settings) for evaluation in evaluations]
     reasons = {name: why for _, some in batches for name, why in some.items()}
     known = [name for name in problem.leaves if name not in reasons]
     bounds = {name: _joined([found[name] for found, _ in batches]) for name in known}
-    return {name: bounds.get(name) or JacobianBounds(reason=reasons[name]) for name in problem.leaves}
+    return {
+        name: bounds.get(name) or JacobianBounds(reason=reasons[name]) for name in problem.leaves
+    }
 
 
 class _BatchBounds(NamedTuple):
@@ -56,11 +58,14 @@ def _joined(batches: Sequence[_BatchBounds]) -> JacobianBounds:
     """Bounds add up (they carry their batch's weight already), means are over all examples."""
     forward, backward, activation, paper, rigorous, reasons, notes = zip(*batches, strict=True)
     return JacobianBounds(
-        **_mean_and_largest("forward", forward), **_mean_and_largest("backward", backward),
-        activation=max(activation), paper_bound=None if None in paper else sum(paper),
-        rigorous_bound=None if None in rigorous else sum(rigorous), reason=next(filter(None, reasons), ""),
+        **_mean_and_largest("forward", forward),
+        **_mean_and_largest("backward", backward),
+        activation=max(activation),
+        paper_bound=None if None in paper else sum(paper),
+        rigorous_bound=None if None in rigorous else sum(rigorous),
+        reason=next(filter(None, reasons), ""),
         note=next(filter(None, notes), ""),
-    )  # fmt: skip
+    )
 
 
 def _mean_and_largest(name: str, pieces: Sequence[SingularValues | None]) -> dict[str, Any]:
@@ -70,7 +75,8 @@ def _mean_and_largest(name: str, pieces: Sequence[SingularValues | None]) -> dic
     values = np.concatenate([one.values for one in found])
     errors = np.concatenate([one.errors for one in found])
     loose = [one for one in found if not one.converged]
-    reason, products = (loose or found)[0].reason, sum(one.products for one in found)
+    reason = (loose or found)[0].reason
+    products = sum(one.products for one in found)
     mean = Estimate(float(values.mean()), float(errors.mean()), not loose, reason, products)
     return {name: mean, f"{name}_largest": float(values.max())}
 
@@ -89,27 +95,34 @@ def _batch_bounds(
     forward = jacobians.forward_norms(output, inputs, layers, settings)
     found: dict[str, _BatchBounds] = {}
     for name, uses in layers.items():
-        size, behind = uses[0].result.size, backward[name]
-        slopes, weight_map = _slopes(uses, output.detach()), weight_map_norms(uses, settings)
+        size = uses[0].result.size
+        behind = backward[name]
+        slopes = _slopes(uses, output.detach())
+        weight_map = weight_map_norms(uses, settings)
         before, lengths = forward.get(name, (None, np.zeros(0)))
-        paper, reason = None, why_none or "the layer's input does not depend on the network's input"
+        paper = None
+        reason = why_none or "the layer's input does not depend on the network's input"
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             after = np.log(behind.upper * slopes)
             rigorous: float | None = _sum_over_examples(losses, after + np.log(weight_map.upper))
             if not (loss_converged and weight_map.converged and behind.converged):
                 # An unfinished search may be far below: its value is no bound.
-                rigorous, reason = None, "a norm in the bounds did not converge; raise max_iterations"
+                rigorous = None
+                reason = "a norm in the bounds did not converge; raise max_iterations"
             elif before is not None:
                 # ‖B‖ ‖A‖ √overlap ‖F‖ ‖x‖
                 overlap = max(kernel_overlap(use.call) for use in uses)
                 ahead = math.log(overlap) / 2 + np.log(before.upper) + np.log(lengths)
                 # Examples may depend on each other before the layer, and not behind it.
                 after = after if len(ahead) == len(after) else after.max(keepdims=True)
-                paper, reason = _sum_over_examples(losses, after + ahead), ""
+                paper = _sum_over_examples(losses, after + ahead)
+                reason = ""
         note = ""
         if len(losses) > 1 and (size == 1 or len(lengths) == 1):
             note = _DEPENDENT if size == 1 else f"before this layer {_DEPENDENT}"
-        found[name] = _BatchBounds(before, behind, float(slopes.max()), paper, rigorous, reason, note)
+        found[name] = _BatchBounds(
+            before, behind, float(slopes.max()), paper, rigorous, reason, note
+        )
     return found, reasons
 
 
@@ -126,7 +139,8 @@ def _slopes(uses: Sequence[jacobians.LayerUse], like: Tensor) -> krylov.Array:
         found = np.ones_like(slopes)
         if use.activation is not None:
             # Elementwise, so its derivative times ones is the diagonal.
-            head, tail = GradientEdge(use.activation, 0), GradientEdge(*use.activation.next_functions[0])
+            head = GradientEdge(use.activation, 0)
+            tail = GradientEdge(*use.activation.next_functions[0])
             ones = like.new_ones(use.result.shape)
             (derivative,) = torch.autograd.grad([head], [tail], [ones], retain_graph=True)
             found = use.result.gather(derivative).abs().amax(dim=1).double().cpu().numpy()
@@ -163,14 +177,18 @@ def _loss_norms(evaluation: Evaluation, settings: LanczosSettings) -> tuple[kryl
     return np.broadcast_to(found.upper * evaluation.weight, size), found.converged
 
 
-def weight_map_norms(uses: Sequence[jacobians.LayerUse], settings: LanczosSettings) -> SingularValues:
+def weight_map_norms(
+    uses: Sequence[jacobians.LayerUse], settings: LanczosSettings
+) -> SingularValues:
     """The spectral norm of the map from the weight to all its calls' outputs, on the actual inputs.
 
-    A dense layer with one row per example: the length of its input. Dense calls on the same side of the
-    weight are stacked; beyond that, the squares of several norms are added up. That is exact for an embedding
-    and the head tied to it, or W and Wᵀ (a Kronecker sum), and an upper bound for repeated convolutions.
+    A dense layer with one row per example: the length of its input. Dense calls on the same side of
+    the weight are stacked; beyond that, the squares of several norms are added up. That is exact
+    for an embedding and the head tied to it, or W and Wᵀ (a Kronecker sum), and an upper bound for
+    repeated convolutions.
     """
-    size, found = uses[0].result.size, []
+    size = uses[0].result.size
+    found = []
     dense: dict[bool, list[Tensor]] = {}
     for use in uses:
         rows = gram.rows_by_example(use.call.inputs, size, use.time_first)
@@ -195,23 +213,32 @@ def weight_map_norms(uses: Sequence[jacobians.LayerUse], settings: LanczosSettin
         return found[0]
     values = np.sqrt(np.sum(np.square([one.values for one in found]), axis=0))
     upper = np.sqrt(np.sum(np.square([one.upper for one in found]), axis=0))
-    converged, products = all(one.converged for one in found), sum(one.products for one in found)
+    converged = all(one.converged for one in found)
+    products = sum(one.products for one in found)
     return SingularValues(values, upper - values, converged, found[0].reason, products)
 
 
-def _convolution(call: layer_uses.ConvolutionCall, rows: Tensor, settings: LanczosSettings) -> SingularValues:
+def _convolution(
+    call: layer_uses.ConvolutionCall, rows: Tensor, settings: LanczosSettings
+) -> SingularValues:
     """One output channel of each group is enough: the others see the same patches."""
     images = rows.view(len(rows), -1, *call.inputs.shape[1:])
-    weight = call.weight[:, :1] if call.transposed else call.weight[:: len(call.weight) // call.groups]
+    weight = (
+        call.weight[:, :1] if call.transposed else call.weight[:: len(call.weight) // call.groups]
+    )
     one = replace(call, weight=weight)
     shape = (images.shape[1], call.groups, *call.output_shape[2:])
 
     def push(kernels: Tensor) -> Tensor:
-        outputs = torch.vmap(lambda x, kernel: one.on(x).push(kernel.view(weight.shape)))(images, kernels)
+        outputs = torch.vmap(lambda x, kernel: one.on(x).push(kernel.view(weight.shape)))(
+            images, kernels
+        )
         return outputs.flatten(1)
 
     def pull(outputs: Tensor) -> Tensor:
-        return torch.vmap(lambda x, signal: one.on(x).pull(signal.view(shape)))(images, outputs).flatten(1)
+        return torch.vmap(lambda x, signal: one.on(x).pull(signal.view(shape)))(
+            images, outputs
+        ).flatten(1)
 
     maps = BatchedMap(len(rows), weight.numel(), math.prod(shape), push, pull)
     return jacobians.iterated_norms(maps, call.inputs, settings)

@@ -1,8 +1,9 @@
 """Signal-propagation diagnostics of every layer: activations, gradients, dead and saturated units.
 
-The autograd graph knows where the weights are used, but not the numbers that flow there. Below autograd,
-in a dispatch mode, every operation hands over its arguments as the very tensors that carry the nodes of the
-graph: so the numbers are found, for modules, functional calls and in-place operations alike.
+The autograd graph knows where the weights are used, but not the numbers that flow there. Below
+autograd, in a dispatch mode, every operation hands over its arguments as the very tensors that
+carry the nodes of the graph: so the numbers are found, for modules, functional calls and in-place
+operations alike.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ from hessinit.results.curvature_report import Diagnostics
 Spot = tuple[Node, int]  # a node and which of its outputs
 
 NORMALIZING = {
-    "CudnnBatchNormBackward0", "MiopenBatchNormBackward0", "NativeBatchNormBackward0",
-    "NativeGroupNormBackward0", "NativeLayerNormBackward0",
-}  # fmt: skip
+    "CudnnBatchNormBackward0",
+    "MiopenBatchNormBackward0",
+    "NativeBatchNormBackward0",
+    "NativeGroupNormBackward0",
+    "NativeLayerNormBackward0",
+}
 
 # An entry is saturated when the activation's slope there is below this share of its largest slope.
 SATURATED_BELOW = 0.05
@@ -49,8 +53,8 @@ def diagnose(
 ) -> dict[str, Diagnostics]:
     """The diagnostics of each measured parameter's layer, by the parameter's name.
 
-    Uses of one weight (time steps, tied layers) are pooled. Costs a forward and, for `gradients`, a backward
-    pass for each batch, and the memory of one graph and of a copy of every layer's values.
+    Uses of one weight (time steps, tied layers) are pooled. Costs a forward and, for `gradients`, a
+    backward pass for each batch, and the memory of one graph and of a copy of every layer's values.
     """
     gathered = {name: _Gathered() for name in problem.leaves}
     for evaluation in evaluations:
@@ -66,7 +70,9 @@ def diagnose(
         tensors = [*problem.leaves.values(), *(one.after for _, one in uses)]
         inputs: Any = [*problem.leaves.values(), *(one.edge for _, one in uses)]
         pairs = zip(tensors, torch.autograd.grad(loss, inputs, allow_unused=True), strict=True)
-        found = iter(torch.zeros_like(one) if grad is None else grad.detach() for one, grad in pairs)
+        found = iter(
+            torch.zeros_like(one) if grad is None else grad.detach() for one, grad in pairs
+        )
         for name in problem.leaves:
             gathered[name].add_gradient_of_weight(next(found))
         for name, _ in uses:
@@ -79,15 +85,22 @@ class _Gathered:
     """One layer's numbers so far."""
 
     def __init__(self) -> None:
-        self._own, self._after, self.gradient = Moments(), Moments(), Moments()
+        self._own = Moments()
+        self._after = Moments()
+        self.gradient = Moments()
         self._names: dict[str, None] = {}
         self._alive: dict[int, Tensor] = {}
-        self._saturated, self._saturable = 0, 0
-        self._differing, self._squares = 0.0, 0.0  # between examples, and in all
+        self._saturated = 0
+        self._saturable = 0
+        # between examples, and in all
+        self._differing = 0.0
+        self._squares = 0.0
         self._weight_gradient: Tensor | None = None
 
     def add_gradient_of_weight(self, part: Tensor) -> None:
-        self._weight_gradient = part if self._weight_gradient is None else self._weight_gradient + part
+        self._weight_gradient = (
+            part if self._weight_gradient is None else self._weight_gradient + part
+        )
 
     def add(self, values: LayerValues) -> None:
         self._own.add(values.own)
@@ -99,7 +112,8 @@ class _Gathered:
             self._squares += square
         alive = _living_units(values)
         if alive is not None:
-            # As many units as in another use are the same units: those of a cell at its next step, say.
+            # As many units as in another use are the same units: those of a cell at its next step,
+            # say.
             known = self._alive.get(len(alive))
             self._alive[len(alive)] = alive if known is None else alive | known
         saturated = _saturated_entries(values)
@@ -113,25 +127,34 @@ class _Gathered:
         own = self._weight_gradient
         norm = None if own is None else float(torch.linalg.vector_norm(own, dtype=torch.float64))
         if not self._after.count:
-            return Diagnostics(weight_gradient_norm=norm, reason="it never meets a tensor of the batch")
+            return Diagnostics(
+                weight_gradient_norm=norm, reason="it never meets a tensor of the batch"
+            )
         units = sum(len(alive) for alive in self._alive.values())
         dead = units - sum(int(alive.sum()) for alive in self._alive.values())
         return Diagnostics(
-            activation=", ".join(name or "none" for name in self._names) if any(self._names) else "",
-            activation_mean=self._after.mean, activation_std=self._after.std, preactivation_std=self._own.std,
+            activation=", ".join(name or "none" for name in self._names)
+            if any(self._names)
+            else "",
+            activation_mean=self._after.mean,
+            activation_std=self._after.std,
+            preactivation_std=self._own.std,
             signal=math.sqrt(self._differing / self._squares) if self._squares else None,
             gradient_mean=self.gradient.mean if self.gradient.count else None,
-            gradient_std=self.gradient.std if self.gradient.count else None, weight_gradient_norm=norm,
+            gradient_std=self.gradient.std if self.gradient.count else None,
+            weight_gradient_norm=norm,
             dead=dead / units if units else None,
             saturated=self._saturated / self._saturable if self._saturable else None,
-        )  # fmt: skip
+        )
 
 
 class Moments:
     """The mean and the standard deviation of all numbers added so far."""
 
     def __init__(self) -> None:
-        self.count, self.mean, self._squares = 0, 0.0, 0.0
+        self.count = 0
+        self.mean = 0.0
+        self._squares = 0.0
 
     def add(self, values: Tensor) -> float:
         """Takes the numbers into account, and returns the sum of their squares."""
@@ -139,7 +162,8 @@ class Moments:
             return 0.0
         values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
         variance, mean = (float(one) for one in torch.var_mean(values, correction=0))
-        step, count = mean - self.mean, values.numel()
+        step = mean - self.mean
+        count = values.numel()
         total = self.count + count
         self._squares += count * variance + step * step * self.count * count / total
         self.mean += step * count / total
@@ -168,13 +192,17 @@ def _saturated_entries(values: LayerValues) -> Tensor | None:
 
     At the low end of one that starts at 0 (as relu6 does) an entry is 0, not saturated.
     """
-    node, name, after = values.activation, _activation_name(values.activation), values.after
+    node = values.activation
+    name = _activation_name(values.activation)
+    after = values.after
     if name in _RELATIVE_SLOPES:
         return _RELATIVE_SLOPES[name](values.entry, after) < SATURATED_BELOW
     if node is None or name not in ("hardtanh", "relu6"):
         return None
     # The bounds as the activation itself rounds them.
-    low, high = (torch.tensor(one, dtype=after.dtype) for one in (node._saved_min_val, node._saved_max_val))
+    low, high = (
+        torch.tensor(one, dtype=after.dtype) for one in (node._saved_min_val, node._saved_max_val)
+    )
     return after >= high if low == 0 else (after <= low) | (after >= high)
 
 
@@ -183,7 +211,8 @@ def _living_units(values: LayerValues) -> Tensor | None:
 
     A unit is a channel of a convolution, a feature of anything else.
     """
-    node, entry = values.activation, values.entry
+    node = values.activation
+    entry = values.entry
     if node is None or entry.ndim == 0:
         return None
     name = _activation_name(node)
@@ -193,7 +222,8 @@ def _living_units(values: LayerValues) -> Tensor | None:
         alive = entry > node._saved_threshold
     else:
         return None
-    # Judged before the activation, where the weight's own output still has its own order of dimensions.
+    # Judged before the activation, where the weight's own output still has its own order of
+    # dimensions.
     units = 1 if values.is_convolution and entry.ndim > 1 else entry.ndim - 1
     return alive.movedim(units, -1).reshape(-1, entry.shape[units]).any(dim=0)
 
@@ -202,8 +232,9 @@ def _living_units(values: LayerValues) -> Tensor | None:
 class LayerValues:
     """One use of a weight: its output with its bias, and the same after the activation, if one follows.
 
-    A normalization between the two is looked through. `entry` is the activation's input: `own`, or the result
-    of the normalization. Without an activation `after` is `own`; `edge` is its place in the graph.
+    A normalization between the two is looked through. `entry` is the activation's input: `own`, or
+    the result of the normalization. Without an activation `after` is `own`; `edge` is its place in
+    the graph.
     """
 
     own: Tensor
@@ -217,20 +248,24 @@ class LayerValues:
 class _Recorder(TorchDispatchMode):
     """Sees every operation of a forward; knows which tensors depend on the data and which on weights alone.
 
-    A tensor is looked at when it becomes the argument of a later operation: by then it carries its node. A
-    weight that is transformed first (normalized, split, rearranged) is followed to where it meets the data.
+    A tensor is looked at when it becomes the argument of a later operation: by then it carries its
+    node. A weight that is transformed first (normalized, split, rearranged) is followed to where it
+    meets the data.
     """
 
     def __init__(self, leaves: dict[str, Tensor], batch: Batch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names = {id(leaf): name for name, leaf in leaves.items()}
-        self._data = WeakTensorKeyDictionary()  # what depends on the data: whether as a sum with a bias
+        self._data = (
+            WeakTensorKeyDictionary()
+        )  # what depends on the data: whether as a sum with a bias
         self._examples = batch.size
         for tensor in tensors_in(batch.inputs):
             self._data[tensor] = False
         self._seen: set[Spot] = set()
         self._carriers: dict[Spot, set[str]] = {}  # weights on their way to the data
-        # Outputs of weights, rearranged or biased at most, and what follows them: an activation at the end.
+        # Outputs of weights, rearranged or biased at most, and what follows them: an activation at
+        # the end.
         self._open: set[Spot] = set()
         self._followers: set[Spot] = set()
         self._values: dict[Spot, Tensor] = {}
@@ -246,13 +281,15 @@ class _Recorder(TorchDispatchMode):
         found = list(tensors_in(result))
         if not arguments:
             # Made for the batch: the positions of its words, its first hidden state.
-            found = [one for one in found if not one.is_floating_point() or self._examples in one.shape]
+            found = [
+                one for one in found if not one.is_floating_point() or self._examples in one.shape
+            ]
         elif len(others) == len(arguments):
             return result
         if func._schema.is_mutable:  # it may have written into a view
             found += [tensor._base for tensor in found if tensor._base is not None]
-        # Two summands that depend on the data make a residual connection; a matrix is a layer of its own.
-        # At most one dimension of a bias is longer than 1.
+        # Two summands that depend on the data make a residual connection; a matrix is a layer of
+        # its own. At most one dimension of a bias is longer than 1.
         vectors = all(sum(length > 1 for length in one.shape) <= 1 for one in others)
         biased = len(others) == len(arguments) - 1 and vectors
         for tensor in found:
@@ -265,7 +302,8 @@ class _Recorder(TorchDispatchMode):
         node = _node(tensor)
         if node is None or (node, tensor.output_nr) in self._seen:
             return
-        spot, kind = (node, tensor.output_nr), type(node).__name__
+        spot = (node, tensor.output_nr)
+        kind = type(node).__name__
         self._seen.add(spot)
         carried: set[str] = set()
         for source in node.next_functions:
@@ -300,9 +338,13 @@ class _Recorder(TorchDispatchMode):
 
     def _values_of(self, spot: Spot, consumers: Consumers) -> LayerValues:
         """From a use through its bias, or a normalization, to its activation, if it is the only way on."""
-        own, at, activation, normalized = spot, spot, None, None
+        own = spot
+        at = spot
+        activation = None
+        normalized = None
         while len(consumers[at[0]]) == 1 and (consumers[at[0]][0], 0) in self._followers:
-            came, at = at, (consumers[at[0]][0], 0)
+            came = at
+            at = (consumers[at[0]][0], 0)
             if activation_kind(at[0]) is not None:
                 # PReLU's slope, say, is not what it acts on.
                 activation = at[0] if at[0].next_functions[0][0] is came[0] else None
@@ -313,8 +355,10 @@ class _Recorder(TorchDispatchMode):
             if kind == "AddBackward0" and normalized is None:
                 own = at
         after = own if activation is None else (activation, 0)
-        values, is_convolution = self._values, type(spot[0]).__name__ == "ConvolutionBackward0"
-        edge, entry = GradientEdge(*after), values[normalized or own]
+        values = self._values
+        is_convolution = type(spot[0]).__name__ == "ConvolutionBackward0"
+        edge = GradientEdge(*after)
+        entry = values[normalized or own]
         return LayerValues(values[own], entry, values[after], edge, activation, is_convolution)
 
 

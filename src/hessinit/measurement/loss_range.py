@@ -1,7 +1,7 @@
 """The unit in which losses are compared: between the best constant output and the best outputs of all.
 
-A constant added to the loss moves both alike, and a factor scales both: their difference is a unit that
-changes as training does. Neither involves the network.
+A constant added to the loss moves both alike, and a factor scales both: their difference is a unit
+that changes as training does. Neither involves the network.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from hessinit.problem.batches import Batch
 
 LossOf = Callable[[Tensor, Batch], Tensor]
 
-# Outputs that are fitted one by one: the first examples stand for all, and there are at least two of them.
-_FITTED_OUTPUTS, _MOST_OUTPUTS = 2**20, 2**23
+# Outputs that are fitted one by one: the first examples stand for all, and there are at least two
+# of them.
+_FITTED_OUTPUTS = 2**20
+_MOST_OUTPUTS = 2**23
 _EXAMPLES = 64  # whose losses tell their standard deviation
 _ITERATIONS = 10
-LEAST_ABOVE = 1e-3  # how far a constant output must be above the lowest loss, as a part of what zeros are
+LEAST_ABOVE = (
+    1e-3  # how far a constant output must be above the lowest loss, as a part of what zeros are
+)
 _STEADY = 0.5  # what the second half of the iterations may gain, relative to the first
 _ENDLESS = 1e12  # an output of this size was driven there by a loss without a lowest value
 
@@ -34,7 +38,8 @@ _ENDLESS = 1e12  # an output of this size was driven there by a loss without a l
 class LossRange:
     """The lowest loss of an output that ignores the inputs, and that of outputs free of any network.
 
-    Either is nan where it is not known: the loss needs more than the output, or has no lowest value.
+    Either is nan where it is not known: the loss needs more than the output, or has no lowest
+    value.
     """
 
     constant: float = math.nan
@@ -62,23 +67,30 @@ def find_loss_range(loss_of: LossOf, output: Any, batches: Sequence[Batch]) -> L
     output = output.detach() if isinstance(output, Tensor) else None
     if output is None or not output.is_floating_point():
         return UNKNOWN
-    constant, free = math.nan, math.nan
-    with warnings.catch_warnings(), contextlib.suppress(Exception):  # a loss may need the model, or its batch
+    constant = math.nan
+    free = math.nan
+    with (
+        warnings.catch_warnings(),
+        contextlib.suppress(Exception),
+    ):  # a loss may need the model, or its batch
         warnings.simplefilter("ignore")
         constant = constant_loss(loss_of, output, batches)
         known = constant if len(batches) == 1 else math.nan
         free = constant - _free_gain(loss_of, output, batches[0], known)
         zero = float(loss_of(torch.zeros_like(output), batches[0]))
         if zero > constant and constant - free < LEAST_ABOVE * (zero - free):
-            constant = math.nan  # it solves the task, as one that ranks two columns, and tells nothing
+            constant = (
+                math.nan
+            )  # it solves the task, as one that ranks two columns, and tells nothing
     return LossRange(constant if math.isfinite(constant) else math.nan, free)
 
 
 def constant_loss(loss_of: LossOf, output: Tensor, batches: Sequence[Batch]) -> float:
     """The lowest mean loss of an output that ignores the inputs: one vector for all examples and positions.
 
-    `output` is like those of the batches. A network at this loss has learned how often the targets occur, and
-    nothing else. The vector runs along the second or the last dimension, whichever is better.
+    `output` is like those of the batches. A network at this loss has learned how often the targets
+    occur, and nothing else. The vector runs along the second or the last dimension, whichever is
+    better.
 
     >>> targets = torch.tensor([0, 0, 0, 1])
     >>> def cross_entropy(output, batch):
@@ -90,14 +102,18 @@ def constant_loss(loss_of: LossOf, output: Tensor, batches: Sequence[Batch]) -> 
     return _best_constant(loss_of, output, batches)[0]
 
 
-def _best_constant(loss_of: LossOf, output: Tensor, batches: Sequence[Batch]) -> tuple[float, Tensor]:
+def _best_constant(
+    loss_of: LossOf, output: Tensor, batches: Sequence[Batch]
+) -> tuple[float, Tensor]:
     """The lowest mean loss of a constant output, and the vector that has it."""
 
     def mean(vector: Tensor) -> Tensor:
         return torch.stack([loss_of(vector.expand_as(output), batch) for batch in batches]).mean()
 
     axes = {min(1, output.ndim - 1), output.ndim - 1}
-    shapes = [[size if at == axis > 0 else 1 for at, size in enumerate(output.shape)] for axis in axes]
+    shapes = [
+        [size if at == axis > 0 else 1 for at, size in enumerate(output.shape)] for axis in axes
+    ]
     vectors = [output.new_zeros(shape) for shape in shapes]
     return min(((_lowest(mean, vector), vector) for vector in vectors), key=lambda pair: pair[0])
 
@@ -105,10 +121,13 @@ def _best_constant(loss_of: LossOf, output: Tensor, batches: Sequence[Batch]) ->
 def deviations_above_constant(loss_of: LossOf, output: Tensor, batch: Batch, loss: float) -> float:
     """How far a loss is above that of the best constant output, in a unit that training would notice.
 
-    The unit is the standard deviation of that output's losses over the examples, or what free outputs could
-    gain from there, if that is more; nan where there is no unit.
+    The unit is the standard deviation of that output's losses over the examples, or what free
+    outputs could gain from there, if that is more; nan where there is no unit.
     """
-    with warnings.catch_warnings(), contextlib.suppress(Exception):  # a loss may need the model, or its batch
+    with (
+        warnings.catch_warnings(),
+        contextlib.suppress(Exception),
+    ):  # a loss may need the model, or its batch
         warnings.simplefilter("ignore")
         constant, vector = _best_constant(loss_of, output, [batch])
         count = min(len(output), _EXAMPLES)
@@ -136,12 +155,14 @@ def _free_gain(loss_of: LossOf, output: Tensor, batch: Batch, constant: float) -
     if output[:count].numel() > _MOST_OUTPUTS:
         return math.nan
     if count < len(output):
-        output, batch = output[:count], part_of(batch, torch.arange(count))
+        output = output[:count]
+        batch = part_of(batch, torch.arange(count))
         constant = math.nan
     if math.isnan(constant):
         constant = constant_loss(loss_of, output, [batch])
 
-    # Not from a constant output: by symmetry, the gradient of a loss that compares examples is zero there.
+    # Not from a constant output: by symmetry, the gradient of a loss that compares examples is zero
+    # there.
     spread = 1e-2 * torch.randn(output.shape, generator=torch.Generator().manual_seed(0)).to(output)
     return constant - _lowest(lambda free: loss_of(free, batch), spread)
 
@@ -149,9 +170,12 @@ def _free_gain(loss_of: LossOf, output: Tensor, batch: Batch, constant: float) -
 def _lowest(value: Callable[[Tensor], Tensor], start: Tensor) -> float:
     """The lowest value; nan where it still falls as it did at first, as a linear function does."""
     solver = torch.optim.LBFGS(
-        [start.requires_grad_()], max_iter=_ITERATIONS, tolerance_grad=1e-3, tolerance_change=1e-4,
+        [start.requires_grad_()],
+        max_iter=_ITERATIONS,
+        tolerance_grad=1e-3,
+        tolerance_change=1e-4,
         line_search_fn="strong_wolfe",
-    )  # fmt: skip
+    )
     (gradient,) = torch.autograd.grad(value(start), start)
     unit = float(gradient.abs().max()) or 1.0  # of the loss: the solver's tolerances are absolute
 
@@ -166,5 +190,7 @@ def _lowest(value: Callable[[Tensor], Tensor], start: Tensor) -> float:
     middle = float(value(start).detach())
     solver.step(evaluate)
     last = float(value(start).detach())
-    is_bounded = middle - last <= _STEADY * (first - middle) and float(start.detach().abs().max()) < _ENDLESS
+    is_bounded = (
+        middle - last <= _STEADY * (first - middle) and float(start.detach().abs().max()) < _ENDLESS
+    )
     return last if is_bounded else math.nan

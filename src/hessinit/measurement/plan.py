@@ -14,28 +14,40 @@ from hessinit.problem.batches import tensors_in
 from hessinit.problem.determinism import graph_nodes
 from hessinit.results.curvature_report import MeasurementPlan
 
-# In gradients, fitted to the networks of benchmarks/plan_accuracy.py. What every measurement does: the checks
-# of the forward and of the derivatives, the estimate of the rounding error.
+# In gradients, fitted to the networks of benchmarks/plan_accuracy.py. What every measurement does:
+# the checks of the forward and of the derivatives, the estimate of the rounding error.
 CHECKS = 8.0
-# A backward pass for each column of the loss Hessian's root; a product with all layers' Gram matrices, or
-# with the network's.
+# A backward pass for each column of the loss Hessian's root; a product with all layers' Gram
+# matrices, or with the network's.
 PER_COLUMN = PER_GRAM_PRODUCT = 0.4
-# What a measurement takes beside gradients, in seconds and in passes over all weights, which count where they
-# are many and examples few; and the passes of a Lanczos run, over the square of its products.
-START, PASSES, ORTHOGONALIZATION = 0.02, 20.0, 0.25
-# A product by Lanczos passes a tangent forward and a cotangent back through the part behind the layer: the
-# first for a layer at the very end, the sum for one at the very beginning, and for the network.
-AT_THE_END, THE_REST = 0.1, 0.8
+# What a measurement takes beside gradients, in seconds and in passes over all weights, which count
+# where they are many and examples few; and the passes of a Lanczos run, over the square of its
+# products.
+START = 0.02
+PASSES = 20.0
+ORTHOGONALIZATION = 0.25
+# A product by Lanczos passes a tangent forward and a cotangent back through the part behind the
+# layer: the first for a layer at the very end, the sum for one at the very beginning, and for the
+# network.
+AT_THE_END = 0.1
+THE_REST = 0.8
 # An exact Hessian differentiates the backward pass, and both ends of its spectrum have to converge.
 EXACT = 2.0
-# Graphs that are held at a time, in the bytes that one forward saves: the recorded one with the tangents or
-# cotangents of a pass; for the exact Hessian that of the gradient, and its derivative. Its check, and its
-# repetition in float64, also take so many bytes for each weight.
-GRAPHS, EXACT_GRAPHS, EXACT_CHECKS = 1.5, 20.0, 80
-# Vectors that a Lanczos run keeps, for each expected product: some take longer. Of large blocks few stay.
-ROWS, EXACT_ROWS, ROWS_OF_LARGE = 1.5, 2.0, 12
-# What the process takes over what is held at a time: freed blocks that do not fit, and what torch sets up.
-ALLOCATED, LEAST_MEMORY = 1.3, 10**6
+# Graphs that are held at a time, in the bytes that one forward saves: the recorded one with the
+# tangents or cotangents of a pass; for the exact Hessian that of the gradient, and its derivative.
+# Its check, and its repetition in float64, also take so many bytes for each weight.
+GRAPHS = 1.5
+EXACT_GRAPHS = 20.0
+EXACT_CHECKS = 80
+# Vectors that a Lanczos run keeps, for each expected product: some take longer. Of large blocks few
+# stay.
+ROWS = 1.5
+EXACT_ROWS = 2.0
+ROWS_OF_LARGE = 12
+# What the process takes over what is held at a time: freed blocks that do not fit, and what torch
+# sets up.
+ALLOCATED = 1.3
+LEAST_MEMORY = 10**6
 
 
 def lanczos_gradients(shares: Sequence[float], products: float, exact: bool = False) -> float:
@@ -49,23 +61,39 @@ def lanczos_gradients(shares: Sequence[float], products: float, exact: bool = Fa
 
 
 def plan_measurement(
-    evaluations: Sequence[Evaluation], curvature: str, estimator: str, settings: engines.LanczosSettings,
+    evaluations: Sequence[Evaluation],
+    curvature: str,
+    estimator: str,
+    settings: engines.LanczosSettings,
     network: bool,
-) -> MeasurementPlan:  # fmt: skip
-    problem, products = evaluations[0].problem, expected_products(settings.tolerance, settings.max_iterations)
-    shares, gradient = _shares_behind(evaluations), timed_gradient(problem).seconds
+) -> MeasurementPlan:
+    problem = evaluations[0].problem
+    products = expected_products(settings.tolerance, settings.max_iterations)
+    shares = _shares_behind(evaluations)
+    gradient = timed_gradient(problem).seconds
     sizes = {name: leaf.numel() for name, leaf in problem.leaves.items()}
-    whole, largest, itemsize = sum(sizes.values()), max(sizes.values()), problem.dtype.itemsize
-    repeated = max(len(uses) * sizes[name] for one in evaluations for name, uses in one.uses.items())
-    exact, columns, others, why = curvature != "gauss-newton", 0, list(sizes), engines.HessianEngine.reason
-    work = lanczos_gradients([*shares.values(), *[1.0] * network], products, exact=True) if exact else 0.0
+    whole = sum(sizes.values())
+    largest = max(sizes.values())
+    itemsize = problem.dtype.itemsize
+    repeated = max(
+        len(uses) * sizes[name] for one in evaluations for name, uses in one.uses.items()
+    )
+    exact = curvature != "gauss-newton"
+    columns = 0
+    others = list(sizes)
+    why = engines.HessianEngine.reason
+    work = (
+        lanczos_gradients([*shares.values(), *[1.0] * network], products, exact=True)
+        if exact
+        else 0.0
+    )
     if curvature != "hessian":
         columns, others, reason = _gram_columns(evaluations, estimator)
         why = why if exact else reason
         behind = [*(shares[name] for name in others), *[1.0] * (network and bool(others))]
         work += lanczos_gradients(behind, products)
-        # The backward passes of the Gram engine, and its products for layers and network.
-        # A weight that is used again and again, as in a recurrent network, is added up in every product.
+        # The backward passes of the Gram engine, and its products for layers and network. A weight
+        # that is used again and again, as in a recurrent network, is added up in every product.
         grams = (1 + network) * products * PER_GRAM_PRODUCT * (3 if repeated > largest else 1)
         work += columns * PER_COLUMN + grams if columns else 0.0
     work *= 2 if len(evaluations) > 1 else 1  # each batch is measured alone, too
@@ -80,18 +108,29 @@ def plan_measurement(
     rows = min(settings.max_iterations, products * (EXACT_ROWS if exact else ROWS))
     longest = max([size * (rows if size < 2**24 else ROWS_OF_LARGE) for size in blocks], default=0)
     # A direction or a product, and the weights moved or repeated in float64 with their gradient.
-    checks = EXACT_CHECKS * whole if exact else whole * (itemsize + 8) + max(16 * largest, 8 * whole)
+    checks = (
+        EXACT_CHECKS * whole if exact else whole * (itemsize + 8) + max(16 * largest, 8 * whole)
+    )
     kept, passed = (itemsize * columns * numbers for numbers in _numbers_between(evaluations))
-    held = (EXACT_GRAPHS if exact else GRAPHS) * sum(saved) + max(checks, itemsize * (longest + 2 * repeated))
+    held = (EXACT_GRAPHS if exact else GRAPHS) * sum(saved) + max(
+        checks, itemsize * (longest + 2 * repeated)
+    )
     held += itemsize * whole + kept + min(passed, gram.BYTES_AT_ONCE)
     return MeasurementPlan(
-        engine="gram" if columns and not exact else "lanczos", engine_reason=why, curvature=curvature,
-        layers=len(sizes), parameters=whole, examples=problem.examples,
-        batches=len(evaluations), tolerance=settings.tolerance, gradients=CHECKS + work,
-        gradient_seconds=gradient, versions=versions_of(problem),
+        engine="gram" if columns and not exact else "lanczos",
+        engine_reason=why,
+        curvature=curvature,
+        layers=len(sizes),
+        parameters=whole,
+        examples=problem.examples,
+        batches=len(evaluations),
+        tolerance=settings.tolerance,
+        gradients=CHECKS + work,
+        gradient_seconds=gradient,
+        versions=versions_of(problem),
         memory=weights + int(ALLOCATED * held + LEAST_MEMORY),
         training_memory=2 * weights + max(saved),
-    )  # fmt: skip
+    )
 
 
 def _shares_behind(evaluations: Sequence[Evaluation]) -> dict[str, float]:
@@ -111,20 +150,27 @@ def _gram_columns(evaluations: Sequence[Evaluation], estimator: str) -> tuple[in
     roots = refused or engines.loss_roots(evaluations)
     if isinstance(roots, str):
         return 0, others, roots
-    columns, lost = roots[0].columns.shape[0], set[str]()
+    columns = roots[0].columns.shape[0]
+    lost = set[str]()
     for one in evaluations:
         known = {call.name for call in gram.separable_calls(one)}
         lost |= {name for name in others if name not in known}
     reason = engines.gram_reason(columns, len(lost), len(others))
-    return columns if len(lost) < len(others) else 0, [name for name in others if name in lost], reason
+    return (
+        columns if len(lost) < len(others) else 0,
+        [name for name in others if name in lost],
+        reason,
+    )
 
 
 def _numbers_between(evaluations: Sequence[Evaluation]) -> tuple[int, int]:
     """In the outputs of all calls that use a weight, or in its gradients where these are fewer; in all."""
     calls = {
         use.node: one.batch.size * one.leaves[name].numel()
-        for one in evaluations for name, uses in one.uses.items() for use in uses
-    }  # fmt: skip
+        for one in evaluations
+        for name, uses in one.uses.items()
+        for use in uses
+    }
     numbers = [math.prod(node._input_metadata[0].shape) for node in calls]
     return sum(map(min, numbers, calls.values())), sum(numbers)
 

@@ -60,7 +60,9 @@ def _read_given(problem: Problem, layer: Layer, directions: Mapping[Any, Any]) -
     names = {layer.name, layer.parameter, *layer.aliases}
     key, *others = [key for key in directions if key in names or layer_name(key) in names]
     if others:
-        raise ProblemError(f"directions {key!r} and {others[0]!r} are one tied weight; give it once.")
+        raise ProblemError(
+            f"directions {key!r} and {others[0]!r} are one tied weight; give it once."
+        )
     given = directions[key]
     shape = tuple(given.shape) if isinstance(given, Tensor) else ()
     if not isinstance(given, Tensor):
@@ -85,16 +87,21 @@ def _read_given(problem: Problem, layer: Layer, directions: Mapping[Any, Any]) -
 def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Iterator[Directions]:
     """Random unit directions, a few at a time; they depend on the seed, the layer's name and the dtype.
 
-    Large weights get random signs: normal numbers would cost more than a gradient, and the mean of gᵀHg is
-    trace/size either way. Small ones have too few signs, so they get directions uniform on the sphere.
+    Large weights get random signs: normal numbers would cost more than a gradient, and the mean of
+    gᵀHg is trace/size either way. Small ones have too few signs, so they get directions uniform on
+    the sphere.
     """
     named = hashlib.blake2b(f"{problem.seed} {layer.name}".encode(), digest_size=8)
     seed = int.from_bytes(named.digest(), "little")
     kind: ProbeKind = "rademacher" if layer.size >= _MANY_WEIGHTS else "gaussian"
-    stream = ProbeStream(layer.size, seed=seed, kind=kind, dtype=problem.dtype, device=problem.device)
+    stream = ProbeStream(
+        layer.size, seed=seed, kind=kind, dtype=problem.dtype, device=problem.device
+    )
     for first in range(0, draws, at_once):
         count = min(at_once, draws - first)
-        probes = stream.draw().unsqueeze(0) if count == 1 else stream.draw_block(count).T.contiguous()
+        probes = (
+            stream.draw().unsqueeze(0) if count == 1 else stream.draw_block(count).T.contiguous()
+        )
         squares = inner_products(probes, probes)
         yield Directions(probes.view(count, *layer.shape), torch.ones_like(squares), 1 / squares)
 
@@ -102,7 +109,8 @@ def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Ite
 def normalize(given: Tensor, at_once: int) -> Iterator[Directions]:
     """Directions (count, *shape) of any length, a few at a time; one of length 0 stays 0."""
     for part in given.split(at_once):
-        # The squares of a vanished gradient, 1e-25, are 0 in float32: the largest entry is taken out first.
+        # The squares of a vanished gradient, 1e-25, are 0 in float32: the largest entry is taken
+        # out first.
         largest = _as_rows(part).abs().amax(1)
         tensor = part / torch.where(largest > 0, largest, 1).view(-1, *[1] * (part.ndim - 1))
         scales = largest.cpu().double()
@@ -136,14 +144,15 @@ def quadratic_form(
 ) -> QuadraticForms:
     """`gᵀHg` in every layer's own Hessian block, exact and by Theorem 1: `vᵀ H_z v`, `v` the output's change.
 
-    `directions` is "random" (`draws` of them in each layer, of unit length), "gradient" (the loss gradient by
-    the layer), or your own: a mapping from layer names to tensors of the weight's shape, or (draws, *shape)
-    for several, which then chooses the layers. The other options are those of `measure`:
-    layers, forward, dtype, dropout, reduction, check, seed, precision.
+    `directions` is "random" (`draws` of them in each layer, of unit length), "gradient" (the loss
+    gradient by the layer), or your own: a mapping from layer names to tensors of the weight's
+    shape, or (draws, *shape) for several, which then chooses the layers. The other options are
+    those of `measure`: layers, forward, dtype, dropout, reduction, check, seed, precision.
 
-    Both numbers are right to rounding. They come from one forward and one backward pass shared by all layers,
-    and one more pass for each through the layers behind it: all layers of a five-layer MLP take the time of
-    four (batch 128) to eight gradients (batch 32), the check of the derivatives another 8 to 16.
+    Both numbers are right to rounding. They come from one forward and one backward pass shared by
+    all layers, and one more pass for each through the layers behind it: all layers of a five-layer
+    MLP take the time of four (batch 128) to eight gradients (batch 32), the check of the
+    derivatives another 8 to 16.
 
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
     >>> along = {"weight": torch.tensor([[3.0, 4.0]])}
@@ -157,7 +166,9 @@ def quadratic_form(
     check_model(model, options.get("forward"))
     if isinstance(directions, Mapping):
         if options.get("layers") is not None:
-            raise ProblemError("layers and the keys of directions both choose layers; leave layers out.")
+            raise ProblemError(
+                "layers and the keys of directions both choose layers; leave layers out."
+            )
         options["layers"] = _named_layers(model, directions)
     elif not isinstance(directions, str):
         raise ProblemError(
@@ -175,7 +186,9 @@ def quadratic_form(
     with problem.settings():
         given: dict[str, Tensor] = {}
         if isinstance(directions, Mapping):
-            given = {layer.parameter: _read_given(problem, layer, directions) for layer in problem.layers}
+            given = {
+                layer.parameter: _read_given(problem, layer, directions) for layer in problem.layers
+            }
             counts = {len(tensor) for tensor in given.values()}
             if len(counts) > 1 or draws not in (1, *counts):
                 raise ProblemError(
@@ -190,24 +203,33 @@ def quadratic_form(
             if directions == "random":
                 return draw_random(problem, layer, draws, at_once)
             if directions == "gradient":
-                gradients = [one.gradient(layer.parameter) * one.evaluation.weight for one in passes]
+                gradients = [
+                    one.gradient(layer.parameter) * one.evaluation.weight for one in passes
+                ]
                 return normalize(sum(gradients[1:], gradients[0]).unsqueeze(0), at_once)
             return normalize(given[layer.parameter], at_once)
 
         evaluations = [one.evaluation for one in passes]
-        layers = tuple(_form(passes, layer, along(layer)) for layer in in_running_order(problem, evaluations))
+        layers = tuple(
+            _form(passes, layer, along(layer)) for layer in in_running_order(problem, evaluations)
+        )
         kind = directions if isinstance(directions, str) else "given"
         notes = (*notes_on(problem, evaluations), *note_unchecked(problem.check))
         passes.clear()  # their graphs
-        facts = {**facts_of(problem, evaluations), **cost_of(problem, evaluations, started), "notes": notes}
+        facts = {
+            **facts_of(problem, evaluations),
+            **cost_of(problem, evaluations, started),
+            "notes": notes,
+        }
         return QuadraticForms(layers=layers, directions=kind, draws=draws, **facts)
 
 
 class SharedPass:
     """One batch's `q(u, w) = J(w)ᵀu` at `u = ∂L/∂z`, for all layers at once.
 
-    It is linear in `u`, so its derivative by `u` along `g` is `v = J g`; its derivative by the layer's own
-    weight is `Σ u_c ∇²z_c g`, what the exact Hessian has beyond Gauss-Newton. One pass gives both.
+    It is linear in `u`, so its derivative by `u` along `g` is `v = J g`; its derivative by the
+    layer's own weight is `Σ u_c ∇²z_c g`, what the exact Hessian has beyond Gauss-Newton. One pass
+    gives both.
     """
 
     def __init__(self, evaluation: Evaluation) -> None:
@@ -217,11 +239,16 @@ class SharedPass:
         _, gradient = evaluation.at_output.gradient
         self._leaves = evaluation.problem.leaves
         self._cotangent = gradient.detach().requires_grad_()
-        output, leaves = evaluation.output, list(self._leaves.values())
-        found = torch.autograd.grad(output, leaves, self._cotangent, create_graph=True, allow_unused=True)
+        output = evaluation.output
+        leaves = list(self._leaves.values())
+        found = torch.autograd.grad(
+            output, leaves, self._cotangent, create_graph=True, allow_unused=True
+        )
         self._adjoint: dict[str, Tensor | None] = dict(zip(self._leaves, found, strict=True))
         made = [use.node._input_metadata[0] for uses in evaluation.uses.values() for use in uses]
-        self._bytes_between = sum(int(math.prod(one.shape)) * int(one.dtype.itemsize) for one in made)
+        self._bytes_between = sum(
+            int(math.prod(one.shape)) * int(one.dtype.itemsize) for one in made
+        )
 
     def gradient(self, parameter: str) -> Tensor:
         found = self._adjoint[parameter]
@@ -244,11 +271,16 @@ class SharedPass:
         if changes is None or not gradient.requires_grad:
             return zeros, beyond  # a loss that is linear in the output
         (curved,) = _pull_each(gradient, [cut], changes)
-        # In double: the product of two changes of 1e-22, as vanishing networks have, is 0 in float32.
-        return zeros if curved is None else inner_products(changes.double(), curved.double()), beyond
+        # In double: the product of two changes of 1e-22, as vanishing networks have, is 0 in
+        # float32.
+        return zeros if curved is None else inner_products(
+            changes.double(), curved.double()
+        ), beyond
 
 
-def _pull_each(output: Tensor, inputs: list[Tensor], cotangents: Tensor) -> tuple[Tensor | None, ...]:
+def _pull_each(
+    output: Tensor, inputs: list[Tensor], cotangents: Tensor
+) -> tuple[Tensor | None, ...]:
     """A backward pass for each cotangent, all in one where torch can; None for what the output ignores."""
     batched = layer_uses.batched_grad(output, inputs, cotangents) if len(cotangents) > 1 else None
     if batched is not None:
@@ -257,7 +289,9 @@ def _pull_each(output: Tensor, inputs: list[Tensor], cotangents: Tensor) -> tupl
         torch.autograd.grad(output, inputs, cotangent, retain_graph=True, allow_unused=True)
         for cotangent in cotangents
     ]
-    return tuple(None if some[0] is None else torch.stack(some) for some in zip(*pulled, strict=True))
+    return tuple(
+        None if some[0] is None else torch.stack(some) for some in zip(*pulled, strict=True)
+    )
 
 
 def _form(passes: Sequence[SharedPass], layer: Layer, along: Iterator[Directions]) -> QuadraticForm:

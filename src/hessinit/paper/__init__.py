@@ -1,6 +1,7 @@
 """The paper's experiments: `reproduce("table-4")` makes a table again, beside the printed numbers.
 
-Skorski, Theobald, Temperoni, "Revisiting Weight Initialization of Deep Neural Networks" (arXiv 2004.09506).
+Skorski, Theobald, Temperoni, "Revisiting Weight Initialization of Deep Neural Networks" (arXiv
+2004.09506).
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ from torch import Tensor
 from hessinit.digits import load_digits
 from hessinit.errors import ProblemError, choose
 
-IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+IMAGES = "train-images-idx3-ubyte"
+LABELS = "train-labels-idx1-ubyte"
 
 
 class PublishedSet(NamedTuple):
@@ -46,30 +47,40 @@ def _idx_set(title: str, url: str, *md5: str) -> PublishedSet:
 
 
 CIFAR_SUMS = [
-    "5dd7e06a14cb22eb9f671a540d1b7c25", "5ea93a67294ea407fff1d09f752e9692",
-    "942cd6a4bcdd0dd3c604fbe906cb4421", "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "5ea93a67294ea407fff1d09f752e9692",
+    "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "ae636b3ba5c66a11e91e8cb52e771fcb",
     "53f37980c15c3d472c316c40844f3f0d",
-]  # fmt: skip
+]
 PUBLISHED = {
     "mnist": _idx_set(
-        "MNIST", "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624",
-        "f68b3c2dcbeaaa9fbdd348bbdeb94873", "d53e105ee54ea40749a09fcbcd1e9432",
+        "MNIST",
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "6bbc9ace898e44ae57da46a324031adb",
+        "a25bea736e30d166cdddb491f175f624",
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
     ),
     "fashion-mnist": _idx_set(
         "Fashion-MNIST",
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-        "f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9",
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "9018921c3c673c538a1fc5bad174d6f9",
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
     ),
     "cifar-10": PublishedSet(
         "CIFAR-10",
         # Every row is a label, then the red, the green and the blue plane.
-        {f"data_batch_{at}.bin": (md5, 0, (10_000, 3073)) for at, md5 in enumerate(CIFAR_SUMS, start=1)},
+        {
+            f"data_batch_{at}.bin": (md5, 0, (10_000, 3073))
+            for at, md5 in enumerate(CIFAR_SUMS, start=1)
+        },
         "https://www.cs.toronto.edu/~kriz/",
         {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
     ),
-}  # fmt: skip
+}
 
 
 class ImageSet:
@@ -79,7 +90,10 @@ class ImageSet:
     """
 
     def __init__(self, pixels: Tensor, labels: Tensor, top: int, source: str) -> None:
-        self.pixels, self.labels, self.top, self.source = pixels, labels, top, source
+        self.pixels = pixels
+        self.labels = labels
+        self.top = top
+        self.source = source
         self.examples = len(pixels)
         self.shape: tuple[int, int, int] = (pixels.shape[1], pixels.shape[2], pixels.shape[3])
 
@@ -103,7 +117,8 @@ class ImageSet:
 def load_images(name: str, data_dir: str | None = None) -> ImageSet:
     """Return the training images of `name`, from `data_dir` or, without one, downloaded once into the cache.
 
-    Every file must have the published md5; anything else is refused. The last two sets stay in memory.
+    Every file must have the published md5; anything else is refused. The last two sets stay in
+    memory.
 
     >>> images = load_images("digits")
     >>> images.examples, images.shape, images.batch(torch.arange(32), flat=True)[0].shape
@@ -134,7 +149,9 @@ def _md5(content: bytes) -> str:
 def _read_file(folder: Path, published: PublishedSet, file: str) -> NDArray[np.uint8]:
     """The values of the file of that name, gzipped or not, in the folder or two below, with the right md5."""
     md5, header, shape = published.files[file]
-    found = [path for place in ("", "*/", "*/*/") for path in sorted(folder.glob(f"{place}{file}*"))]
+    found = [
+        path for place in ("", "*/", "*/*/") for path in sorted(folder.glob(f"{place}{file}*"))
+    ]
     for path in found:
         content = path.read_bytes()
         try:
@@ -168,7 +185,11 @@ def _download(name: str, published: PublishedSet) -> Path:
         unpack = pooch.Untar() if file.endswith(".tar.gz") else None
         try:
             pooch.retrieve(published.url + file, f"md5:{md5}", file, folder, unpack, downloader)
-        except (requests.RequestException, ValueError, OSError) as error:  # ValueError: another checksum
+        except (
+            requests.RequestException,
+            ValueError,
+            OSError,
+        ) as error:  # ValueError: another checksum
             raise ProblemError(
                 f"{published.url}{file} could not be downloaded to {folder} ({error}). Try again with a "
                 "connection, pass --data-dir FOLDER, or run on the embedded --data digits."
@@ -176,10 +197,13 @@ def _download(name: str, published: PublishedSet) -> Path:
     return folder
 
 
-WINDOW, THRESHOLD = 5, 1e-3  # more frequent words are thinned; both as in word2vec.c and gensim
+# more frequent words are thinned; both as in word2vec.c and gensim
+WINDOW = 5
+THRESHOLD = 1e-3
 CLAUSES_AT_ONCE = 10_000
 TITLE = re.compile(r'title="(.*)">$')
-BREAK, TAG = re.compile(r"<br\s*/?>", re.IGNORECASE), re.compile(r"</?[a-zA-Z][^<>]*>")
+BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)
+TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 HOW_TO_GET = (
     "word2vec needs a Wikipedia text, which is not downloaded: files *wiki*.txt or *wiki*.txt.xz of plain "
     "text, or of the <doc> blocks that WikiExtractor makes of a dump from dumps.wikimedia.org. Pass their "
@@ -206,7 +230,8 @@ class Vocabulary:
     def keep_probability(self, threshold: float) -> NDArray[np.float64]:
         """How likely a word survives subsampling: min(1, √(threshold / frequency)).
 
-        This is eq. 5 of Mikolov et al. (2013); word2vec.c has (√(f/t) + 1)·t/f, which keeps a little more.
+        This is eq. 5 of Mikolov et al. (2013); word2vec.c has (√(f/t) + 1)·t/f, which keeps a
+        little more.
         """
         frequency = np.asarray(self.counts, dtype=np.float64) / self.total
         return np.minimum(1.0, np.sqrt(threshold / frequency))
@@ -261,7 +286,9 @@ def read_lines(path: Path) -> Iterator[str]:
     """
     title: str | None = None
     try:
-        with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8-sig") as file:
+        with (lzma.open if path.suffix == ".xz" else open)(
+            path, "rt", encoding="utf-8-sig"
+        ) as file:
             for line in chain.from_iterable(map(str.splitlines, file)):
                 text = line.strip()
                 if text.startswith("<doc id=") and text.endswith(">"):
@@ -278,7 +305,8 @@ def read_lines(path: Path) -> Iterator[str]:
         ) from failure
 
 
-# A full stop after one of these, or after a single letter (initials, U.S., e.g.), does not end a sentence.
+# A full stop after one of these, or after a single letter (initials, U.S., e.g.), does not end a
+# sentence.
 ABBREVIATIONS = (
     "adm al approx assn bros ca capt cf cmdr co col corp dept dr ed eds esp est fig figs fr ft gen gov hon "
     "inc jr lt ltd maj messrs mme mr mrs ms mt mts op pl pp pres prof rep rev sen sgt sr st ste supt univ "
@@ -289,7 +317,9 @@ LETTER = r"[^\W\d_¹²³¼½¾]"
 BY_LENGTH = groupby(sorted(ABBREVIATIONS.split(), key=len), key=len)
 NO_ABBREVIATION = "".join(rf"(?<!\b(?:{'|'.join(words)})\.)" for _, words in BY_LENGTH)
 # "No. 5" and "Jan. 5" go on; "he said no." ends.
-NUMBERED = r"(?!(?:(?<=\bno\.)|(?<=\bnos\.)|(?<=\b(?:jan|feb|aug|sep|oct|nov|dec)\.)|(?<=\bsept\.))\s*\d)"
+NUMBERED = (
+    r"(?!(?:(?<=\bno\.)|(?<=\bnos\.)|(?<=\b(?:jan|feb|aug|sep|oct|nov|dec)\.)|(?<=\bsept\.))\s*\d)"
+)
 # The full stop first and then the look-behinds: the other way round they are tried at every letter.
 FULL_STOP = rf"\.(?=[\"'”)\]]*(?:\s|$))(?<!\b{LETTER}\.){NO_ABBREVIATION}{NUMBERED}"
 # Marks between digits (1,000 and 10:30) and dashes inside a word (Paris–Dakar) are no marks.
@@ -303,8 +333,8 @@ MOST_WORDS = 20  # longer clauses are cut into equal parts
 def split_clauses(text: str) -> Iterator[list[str]]:
     """The clauses of a line of text, as lower-case words: split at punctuation, dashes and brackets.
 
-    Those of one word are dropped; those of over 20 are cut into equal parts, so that text without punctuation
-    becomes clauses too. (One in twenty of Wikipedia's is longer; the mean is 9.)
+    Those of one word are dropped; those of over 20 are cut into equal parts, so that text without
+    punctuation becomes clauses too. (One in twenty of Wikipedia's is longer; the mean is 9.)
 
     >>> list(split_clauses("Dr. Smith's U.S. team won 1,000 games; it didn't lose. Why? No one knows."))
     [['dr', "smith's", 'u.s', 'team', 'won', 'games'], ['it', "didn't", 'lose'], ['no', 'one', 'knows']]
@@ -312,7 +342,8 @@ def split_clauses(text: str) -> Iterator[list[str]]:
     text = ADDRESS.sub(" ", unicodedata.normalize("NFC", text.lower()).replace("’", "'"))
     for part in MARK.split(text):
         words: list[str] = WORD.findall(part)
-        many, pieces = len(words), -(-len(words) // MOST_WORDS)
+        many = len(words)
+        pieces = -(-len(words) // MOST_WORDS)
         if many > 1:
             yield from (words[many * n // pieces : many * (n + 1) // pieces] for n in range(pieces))
 
@@ -321,32 +352,44 @@ def count_words(clauses: Iterable[list[str]], *, size: int) -> Vocabulary:
     """The `size` most frequent words in one pass; among equals, the first of the alphabet."""
     table = Counter(chain.from_iterable(clauses))
     kept = sorted(table.items(), key=lambda item: (-item[1], item[0]))[:size]
-    return Vocabulary(tuple(word for word, _ in kept), tuple(count for _, count in kept), table.total())
+    return Vocabulary(
+        tuple(word for word, _ in kept), tuple(count for _, count in kept), table.total()
+    )
 
 
 def collect_pairs(
-    clauses: Iterable[list[str]], vocabulary: Vocabulary, *, window: int = WINDOW,
-    threshold: float = THRESHOLD, seed: int = 0, most: int,
-) -> Pairs:  # fmt: skip
+    clauses: Iterable[list[str]],
+    vocabulary: Vocabulary,
+    *,
+    window: int = WINDOW,
+    threshold: float = THRESHOLD,
+    seed: int = 0,
+    most: int,
+) -> Pairs:
     """At most `most` (centre, context) pairs of word numbers, shape (n, 2), every pair equally likely.
 
-    As in word2vec.c, words outside the vocabulary go first, then the subsampled ones, and only then the
-    window is taken, so that it reaches over them; each centre draws its own width from 1 … `window`. The
-    sample is a reservoir (Efraimidis, Spirakis 2006): the pairs that draw the smallest numbers stay.
+    As in word2vec.c, words outside the vocabulary go first, then the subsampled ones, and only then
+    the window is taken, so that it reaches over them; each centre draws its own width from 1 …
+    `window`. The sample is a reservoir (Efraimidis, Spirakis 2006): the pairs that draw the
+    smallest numbers stay.
     """
     streams = np.random.SeedSequence(seed).spawn(3)
     for_keeping, for_widths, for_sample = (np.random.default_rng(stream) for stream in streams)
     number = {word: place for place, word in enumerate(vocabulary.words)}.get
     keep = vocabulary.keep_probability(threshold)
-    kept_keys, kept_pairs, limit = np.empty(0), np.empty((0, 2), dtype=np.int32), 1.0
+    kept_keys = np.empty(0)
+    kept_pairs = np.empty((0, 2), dtype=np.int32)
+    limit = 1.0
     stream = iter(clauses)
     while chunk := list(islice(stream, CLAUSES_AT_ONCE)):
         numbers = np.fromiter(map(number, chain.from_iterable(chunk), repeat(-1)), dtype=np.int32)
         clause = np.repeat(np.arange(len(chunk)), list(map(len, chunk)))[numbers >= 0]
         numbers = numbers[numbers >= 0]
         stays = for_keeping.random(len(numbers)) < keep[numbers]
-        numbers, clause = numbers[stays], clause[stays]
-        # Not rng.integers: one draw a word, so that the pairs do not depend on where the chunks are cut.
+        numbers = numbers[stays]
+        clause = clause[stays]
+        # Not rng.integers: one draw a word, so that the pairs do not depend on where the chunks are
+        # cut.
         widths = 1 + (for_widths.random(len(numbers)) * window).astype(np.int64)
         pairs = pair_up(numbers, clause, widths, window)
         keys = for_sample.random(len(pairs))
@@ -354,12 +397,15 @@ def collect_pairs(
         kept_pairs = np.concatenate([kept_pairs, pairs[keys < limit]])
         if len(kept_keys) > 2 * most:
             first = np.argsort(kept_keys, kind="stable")[:most]
-            kept_keys, kept_pairs = kept_keys[first], kept_pairs[first]
+            kept_keys = kept_keys[first]
+            kept_pairs = kept_pairs[first]
             limit = float(kept_keys[-1])
     return kept_pairs[np.argsort(kept_keys, kind="stable")[:most]]
 
 
-def pair_up(numbers: Pairs, clause: NDArray[np.int64], widths: NDArray[np.int64], window: int) -> Pairs:
+def pair_up(
+    numbers: Pairs, clause: NDArray[np.int64], widths: NDArray[np.int64], window: int
+) -> Pairs:
     """All pairs of words at most `widths[centre]` apart in the same clause, in order of centre, then context.
 
     >>> pair_up(np.array([7, 8, 9]), np.array([0, 0, 0]), np.array([1, 1, 2]), window=2).tolist()

@@ -32,9 +32,13 @@ from hessinit.training.workers import Job, check_workers, progress_bar, run_jobs
 
 # The module of each experiment, in the paper's order; imported only when it is run.
 MODULES = {
-    "table-1": "table_1", "table-2": "tables_2_3", "table-3": "tables_2_3", "table-4": "tables_4_5",
-    "table-5": "tables_4_5", "word2vec": "word2vec",
-}  # fmt: skip
+    "table-1": "table_1",
+    "table-2": "tables_2_3",
+    "table-3": "tables_2_3",
+    "table-4": "tables_4_5",
+    "table-5": "tables_4_5",
+    "word2vec": "word2vec",
+}
 # The figures are drawn from the results of the tables.
 FIGURES = {"figure-1": "table-4", "figure-2": "table-5"}
 NAMES = [*MODULES, *FIGURES, "all"]
@@ -73,9 +77,10 @@ class Variant:
 class Experiment(ABC):
     """How one of the paper's tables is made: jobs for every seed, and findings from their results.
 
-    `data` names the data sets it runs on, the paper's first; the first of `variants` is the default.
-    `configure` returns everything that the numbers depend on, except the seeds; `plan` jobs with unique keys
-    and plain parameters; `run` the result of one, the same wherever it is run; `conclude` the findings.
+    `data` names the data sets it runs on, the paper's first; the first of `variants` is the
+    default. `configure` returns everything that the numbers depend on, except the seeds; `plan`
+    jobs with unique keys and plain parameters; `run` the result of one, the same wherever it is
+    run; `conclude` the findings.
     """
 
     name: str
@@ -109,20 +114,26 @@ def find_experiment(name: str) -> Experiment:
 
 
 def reproduce(
-    *names: str, data: str = "paper", data_dir: str | os.PathLike[str] | None = None,
-    seeds: int | None = None, variant: str | None = None,
-    folder: str | os.PathLike[str] | None = "reproduction", workers: int | None = None,
-    executor: Executor | None = None, progress: bool = True,
-) -> tuple[Reproduction, ...]:  # fmt: skip
+    *names: str,
+    data: str = "paper",
+    data_dir: str | os.PathLike[str] | None = None,
+    seeds: int | None = None,
+    variant: str | None = None,
+    folder: str | os.PathLike[str] | None = "reproduction",
+    workers: int | None = None,
+    executor: Executor | None = None,
+    progress: bool = True,
+) -> tuple[Reproduction, ...]:
     """Run experiments of the paper by name ("table-4", …, or "all"), and compare with what it prints.
 
-    `data` is "paper" for all sets of images and text that an experiment has, one of them by name, or "digits"
-    for the embedded images ("all" then leaves out word2vec, which needs a text). Files are looked for in
-    `data_dir`; without it, images are downloaded once into a cache. `seeds` is the number of restarts;
-    `variant` is another way to fill in what the paper leaves unsaid.
+    `data` is "paper" for all sets of images and text that an experiment has, one of them by name,
+    or "digits" for the embedded images ("all" then leaves out word2vec, which needs a text). Files
+    are looked for in `data_dir`; without it, images are downloaded once into a cache. `seeds` is
+    the number of restarts; `variant` is another way to fill in what the paper leaves unsaid.
 
-    Every finished job is kept in `folder`, where the same call continues after an interruption, to the same
-    numbers, and where records, figures and a page, reproduce.html, are written; None keeps nothing.
+    Every finished job is kept in `folder`, where the same call continues after an interruption, to
+    the same numbers, and where records, figures and a page, reproduce.html, are written; None keeps
+    nothing.
 
     >>> table, = reproduce("table-2", data="digits", seeds=4, folder=None, workers=1)
     >>> print(table.name, table.findings.tables[0].columns)
@@ -132,20 +143,28 @@ def reproduce(
     check_workers(workers, executor)
     if seeds is not None:
         check_whole("seeds", seeds, at_least=1)
-    root = None if folder is None else Path(folder).expanduser()  # a shell leaves --folder=~/x as it is
+    root = (
+        None if folder is None else Path(folder).expanduser()
+    )  # a shell leaves --folder=~/x as it is
     studies = []
     for experiment, name in choose_experiments(names, data, variant):
         setting = PaperSetting(
-            experiment.name, name, variant or next(iter(experiment.variants)),
-            tuple(range(seeds or experiment.seeds)), None if data_dir is None else str(data_dir),
-        )  # fmt: skip
+            experiment.name,
+            name,
+            variant or next(iter(experiment.variants)),
+            tuple(range(seeds or experiment.seeds)),
+            None if data_dir is None else str(data_dir),
+        )
         with spinner(f"Reading {name} for {experiment.name} …", progress), usual_torch():
             source = experiment.prepare(setting)  # what is read here is kept for the jobs
         about: dict[str, Any] = {
-            "experiment": experiment.name, "data": name, "variant": setting.variant, "source": source,
+            "experiment": experiment.name,
+            "data": name,
+            "variant": setting.variant,
+            "source": source,
             "configuration": experiment.configure(setting),
             "versions": versions(),  # results of others may differ in their last digits, and are not mixed
-        }  # fmt: skip
+        }
         store = RunFolder(None if root is None else root / setting.name)
         store.open(about)
         studies.append((experiment, setting, about, store))
@@ -162,29 +181,40 @@ def reproduce(
                         advance(job.key, 1)
             except KeyboardInterrupt:
                 done = sum(job.key in store.results for job in jobs)
-                raise KeyboardInterrupt(describe_interruption(store.folder, done, len(jobs))) from None
+                raise KeyboardInterrupt(
+                    describe_interruption(store.folder, done, len(jobs))
+                ) from None
         kept = {job.key: store.results[job.key] for job in jobs}
         values = {key: result["value"] for key, result in kept.items()}
         reproduction = Reproduction(
-            name=setting.name, title=experiment.title, seeds=setting.seeds, hardware=hardware(), **about,
+            name=setting.name,
+            title=experiment.title,
+            seeds=setting.seeds,
+            hardware=hardware(),
+            **about,
             about_variant=experiment.variants[setting.variant].about,
             findings=experiment.conclude(setting, values),
             revision=", ".join(sorted({str(result["revision"]) for result in kept.values()})),
-            seconds=round(sum(float(result["seconds"]) for result in kept.values()), 3), results=values,
-        )  # fmt: skip
+            seconds=round(sum(float(result["seconds"]) for result in kept.values()), 3),
+            results=values,
+        )
         if root is not None:
             reproduction.save(root / f"{setting.name}.json")
             rest = setting.name.removeprefix(experiment.name)
             for figure in reproduction.findings.figures:
                 (axes,) = presenter().draw(reproduction, figure.name)
-                with replacing(root / f"{figure.name}{rest}.png") as temporary:  # such as figure-1-mnist.png
+                with replacing(
+                    root / f"{figure.name}{rest}.png"
+                ) as temporary:  # such as figure-1-mnist.png
                     axes.figure.savefig(temporary, format="png", dpi=200)
             write_text(root / "reproduce.html", presenter().to_page(load_records(root)))
         found.append(reproduction)
     return tuple(found)
 
 
-def choose_experiments(names: Sequence[str], data: str, variant: str | None) -> list[tuple[Experiment, str]]:
+def choose_experiments(
+    names: Sequence[str], data: str, variant: str | None
+) -> list[tuple[Experiment, str]]:
     """The experiments meant, each once, in the paper's order, with each set of data they are to run on."""
     if not names:
         raise ProblemError(f"nothing to reproduce was named; name some of {', '.join(NAMES)}.")
@@ -203,7 +233,9 @@ def choose_experiments(names: Sequence[str], data: str, variant: str | None) -> 
                 "data_dir the folder with a Wikipedia text."
             )
     papers = [(each, name) for each in experiments for name in each.data if name != "digits"]
-    return papers if data == "paper" else [(each, data) for each in experiments if data in each.data]
+    return (
+        papers if data == "paper" else [(each, data) for each in experiments if data in each.data]
+    )
 
 
 def run_job(job: Job) -> Plain:
@@ -272,7 +304,16 @@ def revision() -> str:
     """The commit of a checkout, with "-dirty" where files differ from it; else the version."""
     root = Path(__file__).parents[3]
     if (root / ".git").exists():
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        command = [
+            "git",
+            "-C",
+            str(root),
+            "describe",
+            "--always",
+            "--dirty",
+            "--abbrev=12",
+            "--exclude=*",
+        ]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
             return found.stdout.strip()

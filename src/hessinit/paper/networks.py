@@ -11,12 +11,19 @@ from torch import nn
 
 from hessinit.results.result import Plain
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+}
 POOLS: dict[str, type[nn.Module]] = {"average": nn.AvgPool2d, "max": nn.MaxPool2d}
 SMALL = 12  # images of fewer pixels to a side would vanish under two kernels of 5 and two pools
 
 
-def build(described: Mapping[str, Plain], shape: tuple[int, int, int], activation: str) -> nn.Sequential:
+def build(
+    described: Mapping[str, Plain], shape: tuple[int, int, int], activation: str
+) -> nn.Sequential:
     """The network that a record describes: `dense` with these hidden layers, or a `lenet`."""
     for key in ("hidden widths", "hidden units"):
         if key in described:
@@ -31,7 +38,9 @@ def build(described: Mapping[str, Plain], shape: tuple[int, int, int], activatio
     )
 
 
-def dense(widths: Sequence[int], activation: str, before: nn.Sequential | None = None) -> nn.Sequential:
+def dense(
+    widths: Sequence[int], activation: str, before: nn.Sequential | None = None
+) -> nn.Sequential:
     """Fully connected layers dense1, dense2, …, the activation between them and none after the last.
 
     They are added to what comes `before` them, and all weights are set to zero.
@@ -51,19 +60,26 @@ def dense(widths: Sequence[int], activation: str, before: nn.Sequential | None =
 
 
 def lenet(
-    shape: tuple[int, int, int], *, channels: Sequence[int] = (6, 16), kernel: int = 5, pool: str = "average",
-    head: Sequence[int] = (120, 84), activation: str = "tanh",
-) -> nn.Sequential:  # fmt: skip
+    shape: tuple[int, int, int],
+    *,
+    channels: Sequence[int] = (6, 16),
+    kernel: int = 5,
+    pool: str = "average",
+    head: Sequence[int] = (120, 84),
+    activation: str = "tanh",
+) -> nn.Sequential:
     """Two convolutions conv1 and conv2, each followed by the activation and a pool of 2, then dense layers.
 
-    The kernels have no padding; images of fewer than 12 pixels to a side get kernels of 3 with a padding of
-    1. A maximum is taken before the activation: the same for one that never falls, and a quarter of the work.
+    The kernels have no padding; images of fewer than 12 pixels to a side get kernels of 3 with a
+    padding of 1. A maximum is taken before the activation: the same for one that never falls, and a
+    quarter of the work.
 
     >>> lenet((3, 32, 32)).dense1  # LeNet-5: 32 − 4 = 28, halved 14, − 4 = 10, halved 5
     Linear(in_features=400, out_features=120, bias=True)
     """
     kernel, padding = (3, 1) if min(shape[1:]) < SMALL else (kernel, 0)
-    model, sides = nn.Sequential(), list(shape[1:])
+    model = nn.Sequential()
+    sides = list(shape[1:])
     for number, (before, after) in enumerate(itertools.pairwise((shape[0], *channels)), start=1):
         convolution = nn.utils.skip_init(nn.Conv2d, before, after, kernel, padding=padding)
         model.add_module(f"conv{number}", convolution)

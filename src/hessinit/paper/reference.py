@@ -45,26 +45,35 @@ def mean(values: Sequence[float]) -> Measured:
     >>> print(mean([1.0, 1.1, 1.2]), mean([2.0]))
     1.1 ± 0.06 2
     """
-    ours, n = statistics.fmean(values), len(values)
+    ours = statistics.fmean(values)
+    n = len(values)
     known = n > 1 and math.isfinite(ours)
     return Measured(ours, statistics.stdev(values) / math.sqrt(n) if known else None, n)
 
 
 def percentage(outcomes: Sequence[bool]) -> Measured:
     """The share of True in per cent, and its binomial standard error."""
-    fraction, n = statistics.fmean(outcomes), len(outcomes)
+    fraction = statistics.fmean(outcomes)
+    n = len(outcomes)
     return Measured(100 * fraction, 100 * math.sqrt(fraction * (1 - fraction) / n), n, "%")
 
 
 def make_table(
-    title: str, corner: str, cells: Mapping[tuple[str, str], Measured], note: str = "",
-    *, experiment: str = "", data: str = "",
-) -> PaperTable:  # fmt: skip
+    title: str,
+    corner: str,
+    cells: Mapping[tuple[str, str], Measured],
+    note: str = "",
+    *,
+    experiment: str = "",
+    data: str = "",
+) -> PaperTable:
     """A table of numbers by row and column, beside those printed for `experiment`.
 
-    A claim is made about the paper's own data alone; on others the printed number is shown and not judged.
+    A claim is made about the paper's own data alone; on others the printed number is shown and not
+    judged.
     """
-    table, made = printed().get(experiment, {"rows": {}, "claims": [], "data": ""}), []
+    table = printed().get(experiment, {"rows": {}, "claims": [], "data": ""})
+    made = []
     claims = table["claims"] if table["data"] == data else []
     for (row, column), found in cells.items():
         number = table["rows"].get(row, {}).get(column)
@@ -74,9 +83,11 @@ def make_table(
             for claim in claims
             if row in claim.get("rows", [row]) and column in claim.get("columns", [column])
         ]
-        rule, within = "", None
+        rule = ""
+        within = None
         if about and paper is not None:
-            rule, within = about[0], holds(about[0], found.ours, paper)
+            rule = about[0]
+            within = holds(about[0], found.ours, paper)
         made.append(
             PaperCell(
                 row=row,
@@ -91,7 +102,9 @@ def make_table(
             )
         )
     rows, columns = (tuple(dict.fromkeys(place[at] for place in cells)) for at in (0, 1))
-    return PaperTable(title=title, corner=corner, rows=rows, columns=columns, cells=tuple(made), note=note)
+    return PaperTable(
+        title=title, corner=corner, rows=rows, columns=columns, cells=tuple(made), note=note
+    )
 
 
 def holds(rule: str, ours: float, paper: float) -> bool:
@@ -122,21 +135,26 @@ class RankCorrelation(NamedTuple):
     n: int
 
 
-def rank_correlation(first: Sequence[float], second: Sequence[float], *, blocks: int = 1) -> RankCorrelation:
+def rank_correlation(
+    first: Sequence[float], second: Sequence[float], *, blocks: int = 1
+) -> RankCorrelation:
     """ρ with its two-sided p-value over every order of the points; for few of them, as all orders are listed.
 
-    Points in `blocks` of equal length, one after another, whose places mean the same (the same standard
-    deviation in another dimension) are not independent: their order is changed in all blocks alike.
+    Points in `blocks` of equal length, one after another, whose places mean the same (the same
+    standard deviation in another dimension) are not independent: their order is changed in all
+    blocks alike.
 
     Infinite values rank last. Where all of one kind are equal, ρ and p are nan.
 
     >>> rank_correlation([1, 2, 3, 4], [10, 20, 30, 400])  # 2 of 24 orders are as extreme
     RankCorrelation(rho=1.0, p=0.08333333333333333, n=4)
     """
-    n, places = len(first), len(first) // blocks
+    n = len(first)
+    places = len(first) // blocks
     if len(set(first)) < 2 or len(set(second)) < 2:
         return RankCorrelation(math.nan, math.nan, n)
-    left, right = _standardized_ranks(first), _standardized_ranks(second)
+    left = _standardized_ranks(first)
+    right = _standardized_ranks(second)
     rho = float(left @ right)
     orders = np.array(list(permutations(range(places))))
     everywhere = np.concatenate([orders + block * places for block in range(blocks)], axis=1)

@@ -1,7 +1,8 @@
 """Tables 2 and 3: how often Theorem 1 is within a relative error of the exact quadratic form.
 
-A restart draws the weights, the mini-batch and one direction in each layer anew. What is kept of it is the
-ratio exact / approximation in each layer, sign included: both relative errors follow from it.
+A restart draws the weights, the mini-batch and one direction in each layer anew. What is kept of it
+is the ratio exact / approximation in each layer, sign included: both relative errors follow from
+it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ from hessinit.training.data import derive, generator
 from hessinit.training.workers import Job
 
 RESTARTS_PER_JOB = 50
-APPROXIMATION, EXACT = "approximation", "exact value"
+APPROXIMATION = "approximation"
+EXACT = "exact value"
 # Activation and batch size of each case. The same seed has the same weights and directions in all.
-CASES = {"tanh": ("tanh", 32), "sgd": ("tanh", 1), **{name: (name, 32) for name in ("relu", "gelu", "silu")}}
+CASES = {
+    "tanh": ("tanh", 32),
+    "sgd": ("tanh", 1),
+    **{name: (name, 32) for name in ("relu", "gelu", "silu")},
+}
 # The cases of each table, and what stands before a layer's name.
 TITLES = {
     "tanh, mini-batches of 32": {"tanh": ""},
@@ -46,31 +52,44 @@ class QuadraticFormTable(Experiment):
 
     def configure(self, setting: PaperSetting) -> dict[str, Plain]:
         return {
-            "network": dict(self.variants[setting.variant].network), "layers": list(self.rows),
-            "initialization": "Glorot uniform, biases zero", "inputs": "pixels in [0, 1]",
-            "loss": "cross-entropy", "directions": "one random direction in each layer",
-            "cases": {key: {"activation": name, "batch": batch} for key, (name, batch) in CASES.items()},
-            "tolerances": list(self.tolerances), "relative to": self.relative_to,
-        }  # fmt: skip
+            "network": dict(self.variants[setting.variant].network),
+            "layers": list(self.rows),
+            "initialization": "Glorot uniform, biases zero",
+            "inputs": "pixels in [0, 1]",
+            "loss": "cross-entropy",
+            "directions": "one random direction in each layer",
+            "cases": {
+                key: {"activation": name, "batch": batch} for key, (name, batch) in CASES.items()
+            },
+            "tolerances": list(self.tolerances),
+            "relative to": self.relative_to,
+        }
 
     def plan(self, setting: PaperSetting) -> list[Job]:
         jobs = []
         for case, first in itertools.product(CASES, range(0, len(setting.seeds), RESTARTS_PER_JOB)):
             seeds = setting.seeds[first : first + RESTARTS_PER_JOB]
-            jobs.append(Job(f"{case} seeds {seeds[0]} to {seeds[-1]}", {"case": case, "seeds": list(seeds)}))
+            jobs.append(
+                Job(f"{case} seeds {seeds[0]} to {seeds[-1]}", {"case": case, "seeds": list(seeds)})
+            )
         return jobs
 
     def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         """exact / approximation by layer, one for each restart."""
-        images, (activation, size) = load_images(setting.data, setting.data_dir), CASES[parameters["case"]]
+        images = load_images(setting.data, setting.data_dir)
+        (activation, size) = CASES[parameters["case"]]
         model = build(self.variants[setting.variant].network, images.shape, activation)
         layers = list(self.rows)
         ratios: dict[str, list[float]] = {layer: [] for layer in layers}
         for seed in parameters["seeds"]:
             glorot_(model, generator(seed, "weights"))
-            batch = images.batch(images.draw(size, generator(seed, "batch")), flat="dense1" in layers)
+            batch = images.batch(
+                images.draw(size, generator(seed, "batch")), flat="dense1" in layers
+            )
             directions = derive(seed, "directions")
-            forms = quadratic_form(model, nn.CrossEntropyLoss(), batch, layers=layers, seed=directions)
+            forms = quadratic_form(
+                model, nn.CrossEntropyLoss(), batch, layers=layers, seed=directions
+            )
             for layer, found in ratios.items():
                 found.append(divide(forms[layer].exact[0], forms[layer].theorem1[0]))
         return to_plain(ratios)
@@ -82,12 +101,17 @@ class QuadraticFormTable(Experiment):
             of_layer = ratios.setdefault((job.parameters["case"], layer), [])
             of_layer += read_numbers(results[job.key][layer])
         ways = sorted((APPROXIMATION, EXACT), key=lambda way: way != self.relative_to)
-        tables = [self.table(setting.data, ratios, *which) for which in itertools.product(TITLES, ways)]
-        (first, other), sentences = tables[:2], []
+        tables = [
+            self.table(setting.data, ratios, *which) for which in itertools.product(TITLES, ways)
+        ]
+        (first, other) = tables[:2]
+        sentences = []
         if first.cells[0].within is not None:  # else the printed shares are of other data
             printed = [cell.paper or 0.0 for cell in first.cells]
             usual, otherwise = (
-                statistics.fmean(abs(cell.ours - paper) for cell, paper in zip(cells, printed, strict=True))
+                statistics.fmean(
+                    abs(cell.ours - paper) for cell, paper in zip(cells, printed, strict=True)
+                )
                 for cells in (first.cells, other.cells)
             )
             sentences.append(
@@ -103,10 +127,16 @@ class QuadraticFormTable(Experiment):
         return Findings(tables=tuple(tables), sentences=tuple(sentences))
 
     def table(
-        self, data: str, ratios: Mapping[tuple[str, str], Sequence[float]], title: str, relative_to: str
+        self,
+        data: str,
+        ratios: Mapping[tuple[str, str], Sequence[float]],
+        title: str,
+        relative_to: str,
     ) -> PaperTable:
         cells = {
-            (label + row, f"rtol ≤ {tolerance:g}"): share_within(ratios[case, layer], tolerance, relative_to)
+            (label + row, f"rtol ≤ {tolerance:g}"): share_within(
+                ratios[case, layer], tolerance, relative_to
+            )
             for case, label in TITLES[title].items()
             for layer, row in self.rows.items()
             for tolerance in self.tolerances
@@ -148,8 +178,12 @@ def share_within(ratios: Sequence[float], tolerance: float, relative_to: str) ->
 
 EXPERIMENTS = [
     QuadraticFormTable(
-        name="table-2", title="Table 2: how near Theorem 1 comes to the exact Hessian: a dense network",
-        data=("mnist", "digits"), tolerances=(0.5, 1.0, 1.5), relative_to=APPROXIMATION, seeds=400,
+        name="table-2",
+        title="Table 2: how near Theorem 1 comes to the exact Hessian: a dense network",
+        data=("mnist", "digits"),
+        tolerances=(0.5, 1.0, 1.5),
+        relative_to=APPROXIMATION,
+        seeds=400,
         rows={f"dense{number}": f"Dense {number}" for number in range(1, 6)},
         variants={
             "narrow-first": Variant(
@@ -164,8 +198,12 @@ EXPERIMENTS = [
         },
     ),
     QuadraticFormTable(
-        name="table-3", title="Table 3: how near Theorem 1 comes to the exact Hessian: a LeNet",
-        data=("cifar-10", "digits"), tolerances=(1.0, 2.0, 5.0), relative_to=EXACT, seeds=400,
+        name="table-3",
+        title="Table 3: how near Theorem 1 comes to the exact Hessian: a LeNet",
+        data=("cifar-10", "digits"),
+        tolerances=(1.0, 2.0, 5.0),
+        relative_to=EXACT,
+        seeds=400,
         rows={"conv1": "Convolution 1", "conv2": "Convolution 2"},
         variants={
             "3x3": Variant(
@@ -181,4 +219,4 @@ EXPERIMENTS = [
             ),
         },
     ),
-]  # fmt: skip
+]

@@ -60,7 +60,9 @@ def draw(
     document = describe(result)
     if which is None and not document.charts:
         raise ValueError(f"a {type(result).__name__} has no chart to draw; print it instead.")
-    names = [document.charts[0].name] if which is None else [which] if isinstance(which, str) else which
+    names = (
+        [document.charts[0].name] if which is None else [which] if isinstance(which, str) else which
+    )
     return presenter("figures").draw_charts([document.chart(name) for name in names], axes)
 
 

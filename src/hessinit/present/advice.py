@@ -14,7 +14,9 @@ from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, Trial
 FLAT = "The curvature is 0, so it sets no limit."
 OVERFLOW = "The curvature is not finite: no learning rate is stable with these weights."
 NOT_LEARNED = "No learning rate: the network did not learn in any trial"
-WAYS_TO_LEARN = "normalization layers, residual connections, another activation, fewer layers or more data"
+WAYS_TO_LEARN = (
+    "normalization layers, residual connections, another activation, fewer layers or more data"
+)
 MATRICES = {"gauss-newton": "Gauss-Newton", "hessian": "exact Hessian", "both": "exact Hessian"}
 
 
@@ -42,13 +44,19 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     if not advice.converged:
         verdict.append(f"Not converged (marked ~): {w.unstopped(advice.norm.reason)}.")
     told = f"{advice.learning_rate_reason} {advice.stable_reason}"
-    blocks: list[doc.Block] = [optimizer_chart(advice, told), table, *w.note_paragraphs(advice.notes)]
+    blocks: list[doc.Block] = [
+        optimizer_chart(advice, told),
+        table,
+        *w.note_paragraphs(advice.notes),
+    ]
     answer = f"learning rate: {rate}" if advice.learns else f"{NOT_LEARNED}."
     return doc.Document(
-        title=w.title("Learning rate", advice.versions), answer=answer, verdict=verdict,
+        title=w.title("Learning rate", advice.versions),
+        answer=answer,
+        verdict=verdict,
         numbers=[doc.KeyNumber(name.capitalize(), value) for name, value, _ in rows],
         sections=[doc.Section("Advice", blocks, "advice")],
-    )  # fmt: skip
+    )
 
 
 def _write_limit(rate: float) -> str:
@@ -60,7 +68,8 @@ def explain_descent(descent: Descent, norm: float) -> tuple[str, str]:
     if not 0 < norm < math.inf:
         return (FLAT, FLAT) if norm == 0 else (OVERFLOW, OVERFLOW)
     what = f"‖H + {w.format_number(descent.weight_decay)}‖" if descent.weight_decay else "‖H‖"
-    longer, momentum = descent.lasting, w.format_number(descent.momentum)
+    longer = descent.lasting
+    momentum = w.format_number(descent.momentum)
     why = "the step of the largest guaranteed decrease on a quadratic"
     if longer != 1:
         why = f"momentum makes steps {w.format_times(longer)} times as long"
@@ -72,7 +81,9 @@ def explain_descent(descent: Descent, norm: float) -> tuple[str, str]:
     )
 
 
-def explain_adaptive(norm: float, best: float, stable: float, weight_decay: float) -> tuple[str, str]:
+def explain_adaptive(
+    norm: float, best: float, stable: float, weight_decay: float
+) -> tuple[str, str]:
     """Return the same for Adam and AdamW, with the preconditioner P."""
     if not math.isfinite(norm):
         return OVERFLOW, OVERFLOW
@@ -96,7 +107,9 @@ def explain_trials(tried: TriedRates) -> str:
     """Return how the trials led to the rate, or how they ended where none learned."""
     trials = tried.trials
     low, high = (w.format_number(end(trial.lr for trial in trials)) for end in (min, max))
-    made = f"{w.count(len(trials), 'trial')} of {_steps(trials)} steps at rates from {low} to {high}"
+    made = (
+        f"{w.count(len(trials), 'trial')} of {_steps(trials)} steps at rates from {low} to {high}"
+    )
     if math.isnan(tried.rate):
         ways = f"{WAYS_TO_LEARN}; other weights: `hessinit initialize --lr auto`"
         return f"In {made} {_tell_failures(trials)}. What may help: {ways}."
@@ -119,17 +132,24 @@ def explain_limit(reason: str, limit: float, trials: Sequence[Trial]) -> str:
 def describe_trial(trial: Trial, lr: float | None, where: str = "on this batch") -> str:
     """Return what became of the loss in a short training, as a sentence."""
     margin = "" if lr in (None, trial.lr) else f", {trial.lr / lr:.3g} times yours"
-    steps = f"{w.count(trial.steps, 'trial step')} {where} at lr {w.format_number(trial.lr)}{margin}"
+    steps = (
+        f"{w.count(trial.steps, 'trial step')} {where} at lr {w.format_number(trial.lr)}{margin}"
+    )
     first, last = (w.format_number(loss) for loss in (trial.losses[0], trial.losses[-1]))
     change = "fell" if trial.losses[-1] < trial.losses[0] else "rose"
-    told = f"the loss {change} from {first} to {last}" if first != last else f"the loss stayed at {first}"
+    told = (
+        f"the loss {change} from {first} to {last}"
+        if first != last
+        else f"the loss stayed at {first}"
+    )
     if trial.outcome == DID_NOT_LEARN:
         told += ", not below that of a constant output"
     return f"{steps}: {told if trial.survived else w.unstopped(trial.reason)}."
 
 
 def _steps(trials: Sequence[Trial]) -> str:
-    fewest, most = min(trial.steps for trial in trials), max(trial.steps for trial in trials)
+    fewest = min(trial.steps for trial in trials)
+    most = max(trial.steps for trial in trials)
     return f"{most}" if fewest == most else f"up to {most}"
 
 

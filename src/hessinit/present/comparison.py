@@ -14,9 +14,11 @@ from hessinit.present import words as w
 from hessinit.results.comparison import MOST_POINTS, NETWORK, Comparison, Run, window
 
 RATES_WITH_ERRORS = 3  # beside more losses there is no room for standard errors
-SGD_LIMIT = 2.0  # lr·‖H‖ above which gradient descent diverges on a quadratic; other optimizers differ
-# Loss axes end at so many times the untrained loss, or a diverging curve would flatten all others. In a sweep
-# large weights begin far above it, and their descent is what the chart is about.
+SGD_LIMIT = (
+    2.0  # lr·‖H‖ above which gradient descent diverges on a quadratic; other optimizers differ
+)
+# Loss axes end at so many times the untrained loss, or a diverging curve would flatten all others.
+# In a sweep large weights begin far above it, and their descent is what the chart is about.
 HEADROOM = {"compare": 3.0, "sweep": 30.0}
 OURS = "hessinit"
 LEAST = 1e-12  # a loss of exactly 0 is drawn here on a logarithmic axis
@@ -32,15 +34,20 @@ def describe_comparison(comparison: Comparison) -> doc.Document:
     curves = [doc.Section("Loss curves", found)] if (found := _loss_curves(comparison)) else []
     learns = any_learns(comparison)
     return doc.Document(
-        title=w.title(title, comparison.settings), answer="" if learns else _nothing_trains(comparison),
-        verdict=conclude_comparison(comparison), numbers=_key_numbers(comparison),
+        title=w.title(title, comparison.settings),
+        answer="" if learns else _nothing_trains(comparison),
+        verdict=conclude_comparison(comparison),
+        numbers=_key_numbers(comparison),
         picture=(losses.name, "losses"),
         sections=[
             doc.Section("Curvature and loss" if is_sweep else "Scheme and learning rate", [losses]),
-            *curves, doc.Section("All results", [*_table_blocks(comparison), *facts]),
+            *curves,
+            doc.Section("All results", [*_table_blocks(comparison), *facts]),
         ],
-        footer=w.write_versions(f"Seeds {', '.join(map(str, comparison.seeds))}", comparison.versions),
-    )  # fmt: skip
+        footer=w.write_versions(
+            f"Seeds {', '.join(map(str, comparison.seeds))}", comparison.versions
+        ),
+    )
 
 
 def rank_schemes(comparison: Comparison) -> list[str]:
@@ -48,7 +55,9 @@ def rank_schemes(comparison: Comparison) -> list[str]:
 
     def place(scheme: str) -> tuple[bool, float]:
         rate = comparison.best_rate(scheme)
-        return not comparison.applies(scheme), math.inf if math.isnan(rate) else comparison.loss(scheme, rate)
+        return not comparison.applies(scheme), math.inf if math.isnan(rate) else comparison.loss(
+            scheme, rate
+        )
 
     return sorted(comparison.schemes, key=place)
 
@@ -70,13 +79,19 @@ def conclude_comparison(comparison: Comparison) -> list[str]:
     if others:
         tie = ", within two standard errors" if _ties(comparison, *trained[:2]) else ""
         said = f"{said}; next {others[0]}, {_write_best(comparison, trained[1])}{tie}"
-    failed = [scheme for scheme in ranked if math.isnan(rates[scheme]) and comparison.applies(scheme)]
+    failed = [
+        scheme for scheme in ranked if math.isnan(rates[scheme]) and comparison.applies(scheme)
+    ]
     idle = [scheme for scheme in ranked if scheme not in trained and not math.isnan(rates[scheme])]
-    (first, *more), verb = comparison.learning_rates, w.agree(failed, "does", "do")
+    (first, *more) = comparison.learning_rates
+    verb = w.agree(failed, "does", "do")
     where = "any learning rate" if more else f"lr {w.format_number(first)}"
-    fails = [f"{w.join_names(failed)} {verb} not train with every seed at {where}."] if failed else []
+    fails = (
+        [f"{w.join_names(failed)} {verb} not train with every seed at {where}."] if failed else []
+    )
     if idle:
-        verb, steps = w.agree(idle, "does", "do"), w.count(comparison.steps, "step")
+        verb = w.agree(idle, "does", "do")
+        steps = w.count(comparison.steps, "step")
         fails.append(
             f"{w.join_names(idle)} {verb} not learn in {steps} at {where}: the loss ends no lower than "
             f"{_name_chance(comparison)}."
@@ -108,21 +123,29 @@ def scheme_learns(comparison: Comparison, scheme: str) -> bool:
 def _ties(comparison: Comparison, one: str, other: str) -> bool:
     rates = [(scheme, comparison.best_rate(scheme)) for scheme in (one, other)]
     difference = abs(comparison.loss(*rates[0]) - comparison.loss(*rates[1]))
-    return difference <= 2 * math.hypot(*(comparison.error(*pair) for pair in rates))  # False for nan
+    return difference <= 2 * math.hypot(
+        *(comparison.error(*pair) for pair in rates)
+    )  # False for nan
 
 
 def _name_robust(comparison: Comparison) -> list[str]:
     """Of the schemes that train wherever another one does, name the one nearest to the lowest losses."""
     best = {rate: best_scheme(comparison, rate) for rate in comparison.learning_rates}
-    lowest = {rate: comparison.loss(scheme, rate) for rate, scheme in best.items() if scheme is not None}
+    lowest = {
+        rate: comparison.loss(scheme, rate) for rate, scheme in best.items() if scheme is not None
+    }
     robust = [s for s in comparison.schemes if all(comparison.learns(s, rate) for rate in lowest)]
     if len(lowest) < 2 or len(comparison.schemes) < 2 or not robust:
         return []
     # A difference: a ratio would depend on a constant in the loss.
     above = {s: statistics.fmean(comparison.loss(s, r) - lowest[r] for r in lowest) for s in robust}
     scheme = min(above, key=above.__getitem__)
-    average = f"its loss is {w.format_number(above[scheme])} above the lowest at each rate, on average"
-    return [f"{w.shorten(scheme)} trains wherever another scheme does ({len(lowest)} rates): {average}."]
+    average = (
+        f"its loss is {w.format_number(above[scheme])} above the lowest at each rate, on average"
+    )
+    return [
+        f"{w.shorten(scheme)} trains wherever another scheme does ({len(lowest)} rates): {average}."
+    ]
 
 
 def _write_best(comparison: Comparison, scheme: str) -> str:
@@ -157,7 +180,9 @@ def _key_numbers(comparison: Comparison) -> list[doc.KeyNumber]:
 
 
 def _table_blocks(comparison: Comparison) -> list[doc.Block]:
-    columns = _sweep_columns(comparison) if comparison.kind == "sweep" else _scheme_columns(comparison)
+    columns = (
+        _sweep_columns(comparison) if comparison.kind == "sweep" else _scheme_columns(comparison)
+    )
     last = min(comparison.steps, window(comparison.steps))
     error = ", ± its standard error over seeds" if _has_errors(comparison) else ""
     diverged = "; ✗ diverged (seeds)" if any(run.diverged for run in comparison.runs) else ""
@@ -166,7 +191,8 @@ def _table_blocks(comparison: Comparison) -> list[doc.Block]:
     norms = " ‖H‖: at initialization." if any(run.norms for run in comparison.runs) else ""
     legend = f"Final loss: the mean training loss of the last {last} steps{error}; * lowest{diverged}.{norms}"
     schemes = w.count(len(comparison.schemes), "std" if comparison.kind == "sweep" else "scheme")
-    rates, seeds = w.count(len(comparison.learning_rates), "rate"), w.count(len(comparison.seeds), "seed")
+    rates = w.count(len(comparison.learning_rates), "rate")
+    seeds = w.count(len(comparison.seeds), "seed")
     named = comparison.optimizer.removeprefix("__main__.")
     optimizer = "your optimizer" if "<" in named else named  # a lambda or a local function
     warmup = f", +warmup over {comparison.warmup} steps" if comparison.warmup else ""
@@ -176,7 +202,11 @@ def _table_blocks(comparison: Comparison) -> list[doc.Block]:
         f"of {comparison.batch_size} from {w.count(comparison.examples, 'example')}."
     )
     texts = [doc.Paragraph(text, "small") for text in (legend, runs)]
-    return [doc.Table("Final losses", columns), *texts, *w.note_paragraphs(collect_notes(comparison))]
+    return [
+        doc.Table("Final losses", columns),
+        *texts,
+        *w.note_paragraphs(collect_notes(comparison)),
+    ]
 
 
 def collect_notes(comparison: Comparison) -> list[str]:
@@ -193,7 +223,8 @@ def collect_notes(comparison: Comparison) -> list[str]:
 
 
 def _scheme_columns(comparison: Comparison) -> list[doc.Column]:
-    schemes, rates = rank_schemes(comparison), comparison.learning_rates
+    schemes = rank_schemes(comparison)
+    rates = comparison.learning_rates
     best_rates = [comparison.best_rate(scheme) for scheme in schemes]
     best = 0 if math.isnan(best_rates[0]) else rates.index(best_rates[0])
     columns = [w.name_column("scheme", schemes)]
@@ -204,31 +235,48 @@ def _scheme_columns(comparison: Comparison) -> list[doc.Column]:
         columns.append(replace(column, importance=importance))
     # A scheme that chooses its weights by the learning rate has a range.
     chosen = {s: rates if s in comparison.rate_dependent else [None] for s in schemes}
-    norms = [w.format_range([comparison.norm(s, rate) for rate in chosen[s]], " … ") for s in schemes]
+    norms = [
+        w.format_range([comparison.norm(s, rate) for rate in chosen[s]], " … ") for s in schemes
+    ]
     if any(norms):
-        columns.append(doc.Column("‖H‖", norms, 4, keys=[comparison.norm(scheme) for scheme in schemes]))
+        columns.append(
+            doc.Column("‖H‖", norms, 4, keys=[comparison.norm(scheme) for scheme in schemes])
+        )
     shown = ["–" if math.isnan(rate) else w.format_number(rate) for rate in best_rates]
-    return [*columns, doc.Column("best lr", shown, 8, keys=best_rates)] if len(rates) > 1 else columns
+    return (
+        [*columns, doc.Column("best lr", shown, 8, keys=best_rates)] if len(rates) > 1 else columns
+    )
 
 
 def _sweep_columns(comparison: Comparison) -> list[doc.Column]:
     (rate,) = comparison.learning_rates
     columns = [doc.Column("std", [f"{std:g}" for std in comparison.stds], 9, keys=comparison.stds)]
-    schemes, layers = comparison.schemes, (*comparison.layers, NETWORK)
-    norms = {layer: [comparison.norm(scheme, rate, layer) for scheme in schemes] for layer in layers}
+    schemes = comparison.schemes
+    layers = (*comparison.layers, NETWORK)
+    norms = {
+        layer: [comparison.norm(scheme, rate, layer) for scheme in schemes] for layer in layers
+    }
     norms["lr·‖H‖"] = [rate * norm for norm in norms[NETWORK]]
     for heading, values in norms.items():
-        importance, texts = {NETWORK: 6, "lr·‖H‖": 7}.get(heading, 4), [w.format_range([x]) for x in values]
+        importance = {NETWORK: 6, "lr·‖H‖": 7}.get(heading, 4)
+        texts = [w.format_range([x]) for x in values]
         columns += [doc.Column(heading, texts, importance, keys=values)] if any(texts) else []
     heading = f"loss after {comparison.steps:,} steps"
     return [*columns, loss_column(comparison, comparison.schemes, rate, heading)]
 
 
-def loss_column(comparison: Comparison, schemes: Sequence[str], rate: float, heading: str) -> doc.Column:
-    best, errors = best_scheme(comparison, rate), _has_errors(comparison)
-    cells = [_write_loss(comparison, scheme, rate, errors) + "*" * (scheme == best) for scheme in schemes]
+def loss_column(
+    comparison: Comparison, schemes: Sequence[str], rate: float, heading: str
+) -> doc.Column:
+    best = best_scheme(comparison, rate)
+    errors = _has_errors(comparison)
+    cells = [
+        _write_loss(comparison, scheme, rate, errors) + "*" * (scheme == best) for scheme in schemes
+    ]
     keys = [_trained_loss(comparison, scheme, rate) for scheme in schemes]
-    marks = ["diverged" if comparison.diverged(s, rate) else "best" if s == best else "" for s in schemes]
+    marks = [
+        "diverged" if comparison.diverged(s, rate) else "best" if s == best else "" for s in schemes
+    ]
     return doc.Column(heading, cells, 8, keys=keys, marks=marks)
 
 
@@ -251,29 +299,43 @@ def _trained_loss(comparison: Comparison, scheme: str, rate: float) -> float:
 
 
 def _heat_map(comparison: Comparison) -> doc.HeatMap:
-    schemes, rates = rank_schemes(comparison), comparison.learning_rates
+    schemes = rank_schemes(comparison)
+    rates = comparison.learning_rates
     best = {rate: best_scheme(comparison, rate) for rate in rates}
     losses = [[_trained_loss(comparison, scheme, rate) for rate in rates] for scheme in schemes]
     shown = [loss for row in losses for loss in row if not math.isnan(loss)]
     signs = ["✗: diverged"] * any(run.diverged for run in comparison.runs)
     signs += ["°: does not learn"] * _any_idle(comparison)
-    lowest = [f"lr {w.format_number(rate)}: {scheme or 'none trains'}" for rate, scheme in best.items()]
+    lowest = [
+        f"lr {w.format_number(rate)}: {scheme or 'none trains'}" for rate, scheme in best.items()
+    ]
     return doc.HeatMap(
-        "heat map", f"Final loss ({', '.join(signs)})" if signs else "Final loss",
+        "heat map",
+        f"Final loss ({', '.join(signs)})" if signs else "Final loss",
         f"Final loss for each scheme and learning rate. Lowest, with a frame, at {'; '.join(lowest)}.",
-        schemes, [w.format_number(rate) for rate in rates], losses,
-        [[_write_loss(comparison, scheme, rate, errors=False) for rate in rates] for scheme in schemes],
-        *("learning rate", "scheme", "final loss"), log_color=bool(shown) and min(shown) > 0,
-        details=[[_describe_cell(comparison, scheme, rate) for rate in rates] for scheme in schemes],
+        schemes,
+        [w.format_number(rate) for rate in rates],
+        losses,
+        [
+            [_write_loss(comparison, scheme, rate, errors=False) for rate in rates]
+            for scheme in schemes
+        ],
+        *("learning rate", "scheme", "final loss"),
+        log_color=bool(shown) and min(shown) > 0,
+        details=[
+            [_describe_cell(comparison, scheme, rate) for rate in rates] for scheme in schemes
+        ],
         marked=[[best[rate] == scheme for rate in rates] for scheme in schemes],
-    )  # fmt: skip
+    )
 
 
 def _describe_cell(comparison: Comparison, scheme: str, rate: float) -> str:
     if not comparison.applies(scheme):
         return "does not apply to this model"
-    pieces, seeds = [], w.count(len(comparison.seeds), "seed")
-    error, norm = comparison.error(scheme, rate), comparison.norm(scheme, rate)
+    pieces = []
+    seeds = w.count(len(comparison.seeds), "seed")
+    error = comparison.error(scheme, rate)
+    norm = comparison.norm(scheme, rate)
     if comparison.trains(scheme, rate) and not comparison.learns(scheme, rate):
         pieces.append("does not learn")
     if diverged := comparison.diverged(scheme, rate):
@@ -289,9 +351,12 @@ def _final_losses(comparison: Comparison) -> doc.LineChart:
     """Return the final loss of each std with its standard error, over lr·‖H‖, or over the std without it."""
     (rate,) = comparison.learning_rates
     places = [rate * comparison.norm(scheme, rate) for scheme in comparison.schemes]
-    label, rules = "lr·‖H‖ at initialization", [doc.ReferenceLine(SGD_LIMIT, "lr·‖H‖ = 2", upright=True)]
+    label = "lr·‖H‖ at initialization"
+    rules = [doc.ReferenceLine(SGD_LIMIT, "lr·‖H‖ = 2", upright=True)]
     if any(map(math.isnan, places)):
-        label, rules, places = "std of the weights", [], list(comparison.stds)
+        label = "std of the weights"
+        rules = []
+        places = list(comparison.stds)
     losses = [_trained_loss(comparison, scheme, rate) for scheme in comparison.schemes]
     series = []
     for scheme, place, loss in zip(comparison.schemes, places, losses, strict=True):
@@ -319,7 +384,10 @@ def _final_losses(comparison: Comparison) -> doc.LineChart:
 
 def _loss_curves(comparison: Comparison) -> list[doc.Block]:
     """Return the loss of each scheme at its best rate (the lowest where it trains at none) over the steps."""
-    is_sweep, looks, series, ends = comparison.kind == "sweep", w.looks(comparison.schemes), [], []
+    is_sweep = comparison.kind == "sweep"
+    looks = w.looks(comparison.schemes)
+    series = []
+    ends = []
     if is_sweep:
         colors = zip(comparison.schemes, w.ramp(comparison.stds), strict=True)
         looks = {scheme: {"color": color} for scheme, color in colors}
@@ -327,10 +395,16 @@ def _loss_curves(comparison: Comparison) -> list[doc.Block]:
         best = comparison.best_rate(scheme)
         rate = min(comparison.learning_rates) if math.isnan(best) else best
         if runs := [run for run in comparison.runs_of(scheme, rate) if run.applies]:
-            name = scheme if len(comparison.learning_rates) == 1 else f"{scheme}, lr {w.format_number(rate)}"
+            name = (
+                scheme
+                if len(comparison.learning_rates) == 1
+                else f"{scheme}, lr {w.format_number(rate)}"
+            )
             series += loss_series(runs, comparison.steps, name, looks[scheme])
             ends.append(f"{name} {_write_loss(comparison, scheme, rate, errors=False)}")
-    untrained = min((x for run in comparison.runs if math.isfinite(x := run.first_loss)), default=math.inf)
+    untrained = min(
+        (x for run in comparison.runs if math.isfinite(x := run.first_loss)), default=math.inf
+    )
     caption = "Loss of each scheme at its best learning rate"
     told = f"Training loss over the steps. Final losses: {', '.join(ends)}."
     legend = "Lines are medians over seeds, bands their ranges; crosses mark divergence."
@@ -339,30 +413,48 @@ def _loss_curves(comparison: Comparison) -> list[doc.Block]:
 
 
 def loss_charts(
-    name: str, caption: str, told: str, series: Sequence[doc.Series], untrained: float, headroom: float
+    name: str,
+    caption: str,
+    told: str,
+    series: Sequence[doc.Series],
+    untrained: float,
+    headroom: float,
 ) -> list[doc.LineChart]:
     """Return a chart of losses up to `headroom` times the untrained one; none where nothing is below it.
 
     hessinit's own curves are drawn whole, however high they begin.
     """
     own = [one for one in series if one.name.startswith(OURS)]
-    heights = [y for one in own for y in (*one.y, *(one.high or ())) if y is not None and math.isfinite(y)]
+    heights = [
+        y for one in own for y in (*one.y, *(one.high or ())) if y is not None and math.isfinite(y)
+    ]
     top = max(untrained + (headroom - 1) * abs(untrained), *heights, -math.inf)
     shown = [y for one in series if not one.points for y in one.y if y is not None and y <= top]
     if not shown:
         return []
     shown += heights
-    low, high, log_y = min(shown), max(shown), w.spans_much(shown)
+    low = min(shown)
+    high = max(shown)
+    log_y = w.spans_much(shown)
     room = 0.05 * (high - low or abs(high) or 1.0)
-    low, high = (max(low, LEAST) / 1.15, max(high, LEAST) * 1.15) if log_y else (low - room, high + room)
+    low, high = (
+        (max(low, LEAST) / 1.15, max(high, LEAST) * 1.15) if log_y else (low - room, high + room)
+    )
     # A cross stays at the edge where its line leaves the axis.
-    drawn = [replace(one, y=[math.inf]) if one.points and (one.y[0] or 0) > high else one for one in series]
+    drawn = [
+        replace(one, y=[math.inf]) if one.points and (one.y[0] or 0) > high else one
+        for one in series
+    ]
     return [
-        doc.LineChart(name, caption, told, drawn, "training loss", "step", log_y=log_y, y_range=(low, high))
+        doc.LineChart(
+            name, caption, told, drawn, "training loss", "step", log_y=log_y, y_range=(low, high)
+        )
     ]
 
 
-def loss_series(runs: Sequence[Run], steps: int, name: str, style: dict[str, Any]) -> list[doc.Series]:
+def loss_series(
+    runs: Sequence[Run], steps: int, name: str, style: dict[str, Any]
+) -> list[doc.Series]:
     """Return the median loss with the range over the seeds that finish, and a cross where others diverge."""
     chunk = math.ceil(steps / MOST_POINTS)  # of steps: a point is at its middle
     middles = [(at * chunk + min(steps, (at + 1) * chunk)) / 2 for at in range(MOST_POINTS)]

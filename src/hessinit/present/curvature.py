@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
-from hessinit.present.layer_details import conclude_details, detail_sections, layer_chart, spectrum_charts
+from hessinit.present.layer_details import (
+    conclude_details,
+    detail_sections,
+    layer_chart,
+    spectrum_charts,
+)
 from hessinit.results.advice import LearningRateAdvice
 from hessinit.results.curvature_report import (
     LEARN_ALL_THE_SAME,
@@ -25,8 +30,11 @@ SOUND = (
     "Sound: every layer gets a gradient, the examples stay apart through the depth, and the loss is not far "
     "above that of the best constant output."
 )
-SOUND_BY_TRIAL = "Sound: a trial on this batch learned, in spite of what a note says of the initial weights."
-# Layers that differ by more are of different kinds, as an embedding and a query: no scale makes them alike.
+SOUND_BY_TRIAL = (
+    "Sound: a trial on this batch learned, in spite of what a note says of the initial weights."
+)
+# Layers that differ by more are of different kinds, as an embedding and a query: no scale makes
+# them alike.
 MOST_TIMES_SHARPER = 1000.0
 ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos"}
 MORE_CHARTS = (
@@ -37,7 +45,8 @@ MORE_CHARTS = (
 
 def describe_report(report: CurvatureReport) -> doc.Document:
     """Return the norms by layer, the learning rates they allow, what else was measured, and its cost."""
-    details, spectra = detail_sections(report), spectrum_charts(report)
+    details = detail_sections(report)
+    spectra = spectrum_charts(report)
     shown = [chart for section in details for chart in section.blocks]
     table = doc.Table("Curvature of every layer and of the network", _columns(report), fixed=1)
     layers: list[doc.Block] = [norms_chart(report), table] if report.layers else [table]
@@ -47,24 +56,31 @@ def describe_report(report: CurvatureReport) -> doc.Document:
     facts = doc.Facts("Settings and versions", pairs)
     measured: list[doc.Block] = [cost, *w.note_paragraphs(report.notes), facts]
     return doc.Document(
-        title=w.title("Curvature report", report.versions), tone=_tone(report), numbers=_key_numbers(report),
+        title=w.title("Curvature report", report.versions),
+        tone=_tone(report),
+        numbers=_key_numbers(report),
         verdict=[*_judge(report), conclude(report), *conclude_details(report)],
         sections=[
-            doc.Section("Curvature by layer", layers, "layers"), rate_section(report), *details,
+            doc.Section("Curvature by layer", layers, "layers"),
+            rate_section(report),
+            *details,
             doc.Section("Measurement", measured, "measured"),
         ],
-        more_charts=[chart for chart in spectra if chart not in shown], further=MORE_CHARTS,
-    )  # fmt: skip
+        more_charts=[chart for chart in spectra if chart not in shown],
+        further=MORE_CHARTS,
+    )
 
 
 def _key_numbers(report: CurvatureReport) -> list[doc.KeyNumber]:
     norm = w.format_number(report.network.norm)
     note = "" if report.network.converged else "not converged"
     if not report.network_measured:
-        norm, note = f"≥ {norm}", "not measured: bounded by the layers"
+        norm = f"≥ {norm}"
+        note = "not measured: bounded by the layers"
     numbers = [doc.KeyNumber("‖H‖ of the network", norm, note)]
     if len(report) > 1:
-        norm, name = w.format_number(report.sharpest.norm), w.shorten(report.sharpest.name)
+        norm = w.format_number(report.sharpest.norm)
+        name = w.shorten(report.sharpest.name)
         numbers.append(doc.KeyNumber("Sharpest layer", norm, name))
     rates = report.rates
     if rates is not None:
@@ -86,7 +102,9 @@ def write_rate(rate: float, digits: int = 3) -> str:
 
 
 def _tone(report: CurvatureReport) -> str:
-    if report.findings or not all(math.isfinite(row.norm) for row in (*report.layers, report.network)):
+    if report.findings or not all(
+        math.isfinite(row.norm) for row in (*report.layers, report.network)
+    ):
         return "bad"
     return "plain" if report.findings is None else "good" if report.converged else "fair"
 
@@ -96,14 +114,18 @@ def _columns(report: CurvatureReport) -> list[doc.Column]:
 
     def texts(write: Callable[[LayerCurvature], str]) -> list[str]:
         # A bound has but its number: the norm may be larger than a bound that is ok.
-        return [write(row) for row in rows[:-1]] + [write(rows[-1]) if report.network_measured else ""]
+        return [write(row) for row in rows[:-1]] + [
+            write(rows[-1]) if report.network_measured else ""
+        ]
 
     shapes = [*(str(row.shape) for row in report), f"{report.network.parameters:,}"]
     norms = texts(lambda row: w.format_estimate(row.estimate))
     norms[-1] = norms[-1] or f"≥ {w.format_number(report.network.norm)}"
     columns = [
         w.name_column("layer", w.name_rows(rows)),
-        doc.Column("weight", shapes, 4, is_number=False, keys=[float(row.parameters) for row in rows]),
+        doc.Column(
+            "weight", shapes, 4, is_number=False, keys=[float(row.parameters) for row in rows]
+        ),
         doc.Column("‖H‖", norms, 9, keys=[row.norm for row in rows]),
     ]
     if any(row.indefinite for row in rows):
@@ -115,7 +137,9 @@ def _columns(report: CurvatureReport) -> list[doc.Column]:
         doc.Column("trace", texts(lambda row: w.format_estimate(row.trace)), 3),
         doc.Column("‖H‖F", texts(lambda row: w.format_estimate(row.frobenius)), 2),
     ]
-    kinds = texts(lambda row: ", ".join(one.kind for one in report.findings or () if row.name in one.layers))
+    kinds = texts(
+        lambda row: ", ".join(one.kind for one in report.findings or () if row.name in one.layers)
+    )
     marks = ["no" if one else "" for one in kinds]
     further.append(doc.Column("finding", kinds, 8, is_number=False, marks=marks))
     return [*columns, *(column for column in further if any(column.cells))]
@@ -137,27 +161,37 @@ def norms_chart(report: CurvatureReport) -> doc.LineChart:
     """Return the norms over depth, with the network's norm as a line."""
     low, high = zip(*map(_error_bar, report), strict=True)
     name = "Gauss-Newton" if report.curvature == "gauss-newton" else "exact Hessian"
-    norms, details = [layer.norm for layer in report], [describe_layer(layer) for layer in report]
+    norms = [layer.norm for layer in report]
+    details = [describe_layer(layer) for layer in report]
     series = [doc.Series(name, norms, low=low, high=high, details=details)]
-    approximations = [None if row.approximation is None else abs(row.approximation.value) for row in report]
+    approximations = [
+        None if row.approximation is None else abs(row.approximation.value) for row in report
+    ]
     if any(value is not None for value in approximations):
         series.append(doc.Series("Gauss-Newton", approximations, color="vermilion", hollow=True))
-    network = ("" if report.network_measured else "at least ") + w.format_number(report.network.norm)
+    network = ("" if report.network_measured else "at least ") + w.format_number(
+        report.network.norm
+    )
     description = (
         f"{MATRIX_NAMES[report.curvature]} norm ‖H‖ of {w.count(len(report), 'layer')} on a logarithmic "
         f"axis; the network's is {network}. {conclude(report)} The table below has every number."
     )
     return layer_chart(
-        "norms", "Curvature ‖H‖ of each layer", description, series, report.names,
+        "norms",
+        "Curvature ‖H‖ of each layer",
+        description,
+        series,
+        report.names,
         rules=[doc.ReferenceLine(report.network.norm, f"network {network}")],
-    )  # fmt: skip
+    )
 
 
 def _error_bar(layer: LayerCurvature) -> tuple[float | None, float | None]:
     """Return the range over the batches, or the range of the error where it is visible."""
     if layer.spread is not None and len(layer.spread.norms) > 1:
         return min(layer.spread.norms), max(layer.spread.norms)
-    low, high = layer.norm - layer.error, layer.norm + layer.error
+    low = layer.norm - layer.error
+    high = layer.norm + layer.error
     is_visible = math.isfinite(high) and high > 1.05 * low
     return (max(low, high * 1e-3), high) if is_visible else (None, None)
 
@@ -177,25 +211,38 @@ def has_rates(report: CurvatureReport) -> bool:
 def rate_section(report: CurvatureReport, marks: Sequence[doc.ReferenceLine] = ()) -> doc.Section:
     """Return the section of the learning rates: of the optimizer that was named, or of gradient descent."""
     if report.rates is not None:
-        return doc.Section("Learning rate", [optimizer_chart(report.rates, _limit_rate(report))], "rate")
+        return doc.Section(
+            "Learning rate", [optimizer_chart(report.rates, _limit_rate(report))], "rate"
+        )
     if not has_rates(report):
         text = f"‖H‖ of the network is {w.format_number(report.network.norm)}, which sets no learning rate."
         if not report.network_measured and 0 < report.network.norm < math.inf:
             text = _bound_rates(report)
         return doc.Section("Learning rate", [doc.Paragraph(text, page_only=True)], "rate")
     caption = "Learning rates of plain gradient descent with these weights"
-    told = " ".join((_limit_rate(report), *(f"{one.label}: {w.format_number(one.value)}." for one in marks)))
-    best, limit = report.learning_rate, report.stable_learning_rate
-    return doc.Section("Learning rate", [doc.RateLine("rates", caption, told, best, limit, marks)], "rate")
+    told = " ".join(
+        (_limit_rate(report), *(f"{one.label}: {w.format_number(one.value)}." for one in marks))
+    )
+    best = report.learning_rate
+    limit = report.stable_learning_rate
+    return doc.Section(
+        "Learning rate", [doc.RateLine("rates", caption, told, best, limit, marks)], "rate"
+    )
 
 
 def optimizer_chart(rates: OptimizerRates | LearningRateAdvice, told: str) -> doc.RateLine:
     """Return the line of an optimizer's learning rates, with the user's own."""
     marks = [] if rates.lr is None else [doc.ReferenceLine(rates.lr, "your rate", "blue")]
     return doc.RateLine(
-        "rates", f"Learning rates of {rates.optimizer} with these weights", told, rates.learning_rate,
-        rates.stable_learning_rate, marks, "advised", "stability limit",
-    )  # fmt: skip
+        "rates",
+        f"Learning rates of {rates.optimizer} with these weights",
+        told,
+        rates.learning_rate,
+        rates.stable_learning_rate,
+        marks,
+        "advised",
+        "stability limit",
+    )
 
 
 def describe_cost(report: CurvatureReport) -> str:
@@ -213,7 +260,9 @@ def describe_expected(plan: MeasurementPlan) -> doc.Document:
     """Return what a measurement is expected to cost, and what that is a guess from."""
     engine = ENGINE_NAMES.get(plan.engine, plan.engine)
     # Beside a tiny model everything is large.
-    step = f", {w.format_times(plan.training_steps)} times that of a training step" * (plan.memory > 2**24)
+    step = f", {w.format_times(plan.training_steps)} times that of a training step" * (
+        plan.memory > 2**24
+    )
     expected = (
         f"About {w.format_number(plan.gradients, 2)} gradients, or {w.format_number(plan.seconds, 2)} s, and "
         f"{w.format_bytes(plan.memory)} of memory{step}. By the {engine} engine: "
@@ -234,16 +283,21 @@ def describe_expected(plan: MeasurementPlan) -> doc.Document:
 def conclude(report: CurvatureReport, optimizer: str = "") -> str:
     """Return how the layers compare, which learning rates that allows, and which numbers to doubt.
 
-    Only those of plain gradient descent are known: others are left out if `optimizer` is another one.
+    Only those of plain gradient descent are known: others are left out if `optimizer` is another
+    one.
     """
     limit = [_limit_rate(report)] if optimizer in ("", "sgd") else []
     if not optimizer and report.rates is None and has_rates(report):
-        limit.append("A network is not a quadratic: advise tries rates, also for momentum and Adam.")
+        limit.append(
+            "A network is not a quadratic: advise tries rates, also for momentum and Adam."
+        )
     sentences = (
-        *_compare_layers(report.layers), *_name_extremes(report.layers), *limit,
+        *_compare_layers(report.layers),
+        *_name_extremes(report.layers),
+        *limit,
         *_compare_matrices(report.layers, report.network.gap if report.network_measured else None),
         *_name_unconverged(report),
-    )  # fmt: skip
+    )
     return " ".join(sentences)
 
 
@@ -285,15 +339,14 @@ def _name_extremes(layers: Sequence[LayerCurvature]) -> Iterator[str]:
 
 
 def _limit_rate(report: CurvatureReport) -> str:
-    network, rates = report.network, report.rates
+    network = report.network
+    rates = report.rates
     if rates is not None:
         doubt = "" if rates.converged else "~"
         best = doubt + write_rate(rates.learning_rate, 2)
         limit = doubt + w.format_number(rates.stable_learning_rate, 2)
         name = rates.optimizer.partition("(betas")[0]
-        return (
-            f"For {name}: learning rate {best}; on a quadratic, unstable above {limit} (advise tells more)."
-        )
+        return f"For {name}: learning rate {best}; on a quadratic, unstable above {limit} (advise tells more)."
     is_bound = not report.network_measured and network.error > 0
     if network.norm == 0 and not is_bound:
         return "The network has no curvature, so it sets no limit to the learning rate."
@@ -303,7 +356,8 @@ def _limit_rate(report: CurvatureReport) -> str:
         return _bound_rates(report)
     limit = w.format_number(report.stable_learning_rate, 2)
     if -network.bottom_eigenvalue > network.top_eigenvalue:
-        # Along a direction of negative curvature no step is too long; 2/‖H‖ only ends the guarantee.
+        # Along a direction of negative curvature no step is too long; 2/‖H‖ only ends the
+        # guarantee.
         return (
             f"The most negative eigenvalue (λ = {w.format_number(network.bottom_eigenvalue)}) is the largest "
             f"in size: on a quadratic, a gradient step is guaranteed to lower the loss up to lr = 2/‖H‖ = "
@@ -315,7 +369,8 @@ def _limit_rate(report: CurvatureReport) -> str:
 
 def _bound_rates(report: CurvatureReport) -> str:
     network = report.network
-    least, highest = w.format_number(network.norm), w.format_number(report.stable_learning_rate, 2)
+    least = w.format_number(network.norm)
+    highest = w.format_number(report.stable_learning_rate, 2)
     # An upper bound is the sum of the layers' norms: of all of them, and only where they are known.
     if math.isfinite(network.error) and all(row.converged for row in report.layers):
         most = network.norm + network.error
@@ -354,7 +409,9 @@ def _name_unconverged(report: CurvatureReport) -> Iterator[str]:
     for row in rows:
         ends = [row.top, row.bottom] if has_ends else []
         shown = (row.estimate, row.approximation, row.trace, row.frobenius, *ends)
-        if reasons := [w.unstopped(one.reason) for one in shown if one is not None and not one.converged]:
+        if reasons := [
+            w.unstopped(one.reason) for one in shown if one is not None and not one.converged
+        ]:
             doubts["the network" if row is report.network else w.call_layer(row.name)] = reasons[0]
     if doubts:
         reason = next(iter(doubts.values()))
@@ -367,7 +424,9 @@ GOOD = 0.01  # "agree": within 1 %
 
 def describe_forms(forms: QuadraticForms) -> doc.Document:
     """Return the forms of every layer, exact and by Theorem 1, and how well the two agree."""
-    several = "; mean ± standard error. ≤0.5: the fraction of directions with at most that relative error"
+    several = (
+        "; mean ± standard error. ≤0.5: the fraction of directions with at most that relative error"
+    )
     explained = (
         f"gᵀHg in each layer along {forms.draws} {forms.directions} "
         f"direction{'' if forms.draws == 1 else 's'} g: exact, and by Theorem 1 (vᵀH_z v, v the first-order "
@@ -386,23 +445,31 @@ def describe_forms(forms: QuadraticForms) -> doc.Document:
         doc.Column("ratio", [w.format_ratio(row.ratio) for row in forms], 8),
     ]
     for rtol in ERRORS if forms.draws > 1 else ():
-        columns.append(doc.Column(f"≤{rtol:g}", [f"{100 * row.within(rtol):.0f} %" for row in forms], 7))
-    table, paragraph = doc.Table(explained, columns), doc.Paragraph(cost, "small")
+        columns.append(
+            doc.Column(f"≤{rtol:g}", [f"{100 * row.within(rtol):.0f} %" for row in forms], 7)
+        )
+    table = doc.Table(explained, columns)
+    paragraph = doc.Paragraph(cost, "small")
     section = doc.Section("Layers", [table, paragraph, *w.note_paragraphs(forms.notes)], "layers")
     verdict = [explained, _conclude_forms(forms)]
-    return doc.Document(title=w.title("Quadratic forms", forms.versions), verdict=verdict, sections=[section])
+    return doc.Document(
+        title=w.title("Quadratic forms", forms.versions), verdict=verdict, sections=[section]
+    )
 
 
 def _write_mean(values: Sequence[float]) -> str:
     spread = Spread(tuple(values))
-    error, mean = spread.standard_error, w.format_number(spread.mean)
+    error = spread.standard_error
+    mean = w.format_number(spread.mean)
     return mean if math.isnan(error) else f"{mean} ± {w.format_number(error, 2)}"
 
 
 def _conclude_forms(forms: QuadraticForms) -> str:
     if all(row.within(GOOD) == 1 for row in forms):
         return "Theorem 1 and the exact form agree within 1 % on every layer."
-    row = min(forms, key=lambda row: (row.within(ERRORS[0]), row.within(ERRORS[1]), -_distance(row)))
+    row = min(
+        forms, key=lambda row: (row.within(ERRORS[0]), row.within(ERRORS[1]), -_distance(row))
+    )
     if math.isnan(row.ratio):
         return f"The numbers of {w.call_layer(row.name)} overflow; pass dtype=torch.float64."
     return (

@@ -13,7 +13,9 @@ from hessinit.present.initialization import describe_initialization, describe_ta
 from hessinit.results.comparison import Comparison, window
 from hessinit.results.initialization import Initialization
 
-GUESSING = math.log(10)  # the loss of guessing a digit, which a start that fails at some rate has there
+GUESSING = math.log(
+    10
+)  # the loss of guessing a digit, which a start that fails at some rate has there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +29,12 @@ class Demonstration:
 
 def describe_demonstration(demonstration: Demonstration) -> doc.Document:
     """Return the losses of both networks over the learning rates, then the initialization layer by layer."""
-    grids, result = [demonstration.plain, demonstration.normalized], demonstration.initialization
+    grids = [demonstration.plain, demonstration.normalized]
+    result = demonstration.initialization
     named = dict(zip(("Plain", "Normalized"), grids, strict=True))
-    steps, rates, seeds = grids[0].steps, list(map(w.format_number, grids[0].learning_rates)), grids[0].seeds
+    steps = grids[0].steps
+    rates = list(map(w.format_number, grids[0].learning_rates))
+    seeds = grids[0].seeds
     ranked = sorted(grids[0].schemes, key=lambda start: _excess(grids[0], start))
     shown = {start: [_write_excess(grid, start) for grid in grids] for start in ranked}
     means = "; ".join(f"{start} {' and '.join(texts)}" for start, texts in shown.items())
@@ -55,16 +60,24 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
         f"weights of the plain network; after: hessinit's. {describe_target(result)}"
     )
     return doc.Document(
-        title="Final loss against learning rate", picture=[chart.name for chart in charts],
+        title="Final loss against learning rate",
+        picture=[chart.name for chart in charts],
         verdict=[headline, *(_where_we_lose(name, grid) for name, grid in named.items())],
-        numbers=[doc.KeyNumber(one, " · ".join(shown[one]), "excess: plain · normalized") for one in ranked],
+        numbers=[
+            doc.KeyNumber(one, " · ".join(shown[one]), "excess: plain · normalized")
+            for one in ranked
+        ],
         sections=[
-            doc.Section("Four starts", [*charts, *tables, doc.Paragraph(told, "small"), *notes], "starts"),
-            doc.Section("Curvature of each layer", [explained, *sections["layers"].blocks], "layers"),
+            doc.Section(
+                "Four starts", [*charts, *tables, doc.Paragraph(told, "small"), *notes], "starts"
+            ),
+            doc.Section(
+                "Curvature of each layer", [explained, *sections["layers"].blocks], "layers"
+            ),
             *(section for anchor, section in sections.items() if anchor == "rate"),
         ],
         footer=w.write_versions(f"Seeds {', '.join(map(str, seeds))}", grids[0].versions),
-    )  # fmt: skip
+    )
 
 
 def _loss(grid: Comparison, start: str, rate: float) -> float:
@@ -82,9 +95,11 @@ def _write_excess(grid: Comparison, start: str) -> str:
 
 
 def _where_we_lose(name: str, grid: Comparison) -> str:
-    behind, network = [], f"{name} network: "
+    behind = []
+    network = f"{name} network: "
     for rate in grid.learning_rates:
-        best, ours = best_scheme(grid, rate), _loss(grid, OURS, rate)
+        best = best_scheme(grid, rate)
+        ours = _loss(grid, OURS, rate)
         if best is not None and _loss(grid, best, rate) < ours:
             how = w.format_number(ours) if grid.trains(OURS, rate) else "diverges"
             behind.append(
@@ -96,7 +111,9 @@ def _where_we_lose(name: str, grid: Comparison) -> str:
 
 
 def _rate_chart(name: str, grid: Comparison) -> doc.LineChart:
-    looks, lines, crosses = w.looks(grid.schemes), [], []
+    looks = w.looks(grid.schemes)
+    lines = []
+    crosses = []
     for start in grid.schemes:
         losses = [_loss(grid, start, rate) for rate in grid.learning_rates]
         label = f"{start} {_write_excess(grid, start)}"
@@ -121,7 +138,9 @@ def _rate_chart(name: str, grid: Comparison) -> doc.LineChart:
 
 def _loss_table(name: str, grid: Comparison) -> doc.Table:
     starts = sorted(grid.schemes, key=lambda start: _excess(grid, start))
-    losses = [loss_column(grid, starts, rate, w.format_number(rate)) for rate in grid.learning_rates]
+    losses = [
+        loss_column(grid, starts, rate, w.format_number(rate)) for rate in grid.learning_rates
+    ]
     means = doc.Column("excess", [_write_excess(grid, start) for start in starts], 9)
     columns = [w.name_column("start", starts), *losses, means]
     caption = f"{name} network: final loss at each learning rate, and its mean excess."

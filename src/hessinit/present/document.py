@@ -1,7 +1,8 @@
 """The document that describes a result, as plain data: sentences, tables and charts in sections.
 
-`describe(result)` builds it once; `terminal`, `page` and `figures` render it, and escape every text. A number
-in a chart may be nan or infinite (it is drawn at the edge of the axis and named) or None (nothing is drawn).
+`describe(result)` builds it once; `terminal`, `page` and `figures` render it, and escape every
+text. A number in a chart may be nan or infinite (it is drawn at the edge of the axis and named) or
+None (nothing is drawn).
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 Numbers: TypeAlias = Sequence[float | None]
-# A key of `COLORS`, or "ramp:0.25": a place between 0 (dark) and 1 (light), for curves that have an order.
+# A key of `COLORS`, or "ramp:0.25": a place between 0 (dark) and 1 (light), for curves that have an
+# order.
 Color: TypeAlias = str
 
-# Okabe & Ito (2008): distinguishable with every common kind of colour vision. For dark pages: colors.css.
+# Okabe & Ito (2008): distinguishable with every common kind of colour vision. For dark pages:
+# colors.css.
 COLORS = {
-    "blue": "#0072b2", "vermilion": "#d55e00", "green": "#009e73", "sky": "#56b4e9", "orange": "#e69f00",
-    "purple": "#cc79a7", "grey": "#5f6670",
-}  # fmt: skip
+    "blue": "#0072b2",
+    "vermilion": "#d55e00",
+    "green": "#009e73",
+    "sky": "#56b4e9",
+    "orange": "#e69f00",
+    "purple": "#cc79a7",
+    "grey": "#5f6670",
+}
 # Marks of a table's cells, which colour the text.
 TONES = ("best", "diverged", "yes", "no")
 
@@ -118,7 +126,9 @@ class Column:
 
     heading: str
     cells: Sequence[str]
-    importance: int = 5  # a narrow terminal leaves out the lowest first, 8 and 9 if nothing else helps
+    importance: int = (
+        5  # a narrow terminal leaves out the lowest first, 8 and 9 if nothing else helps
+    )
     is_number: bool = True
     wraps: bool = False  # sentences, which a terminal may break into lines
     keys: Sequence[float | str] | None = None  # to sort by, where the texts would sort wrongly
@@ -139,7 +149,9 @@ class Table:
     @property
     def shown(self) -> list[Column]:
         """The first column, and those with something in a cell."""
-        filled = [one for one in self.columns[1:] if any(text not in ("", "–") for text in one.cells)]
+        filled = [
+            one for one in self.columns[1:] if any(text not in ("", "–") for text in one.cells)
+        ]
         return [*self.columns[:1], *filled]
 
 
@@ -190,7 +202,9 @@ class Document:
     title: str
     verdict: Sequence[str]
     sections: Sequence[Section]
-    answer: str = ""  # what was asked for, as "learning rate: 0.1": a terminal shows it before the tables
+    answer: str = (
+        ""  # what was asked for, as "learning rate: 0.1": a terminal shows it before the tables
+    )
     footer: str = ""
     numbers: Sequence[KeyNumber] = ()
     tone: str = "plain"  # of the verdict: or "good", "fair", "bad"
@@ -213,4 +227,6 @@ class Document:
         if name in found:
             return found[name]
         known = ", ".join(repr(chart.name) for chart in self.charts) or "none"
-        raise ValueError(f"there is no chart {name!r} here; there are: {known}. {self.further}".strip())
+        raise ValueError(
+            f"there is no chart {name!r} here; there are: {known}. {self.further}".strip()
+        )

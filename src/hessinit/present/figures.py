@@ -11,14 +11,25 @@ from matplotlib import colormaps, colors, patches, pyplot, text, ticker
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 
-from hessinit.present.document import COLORS, Chart, HeatMap, LineChart, RateLine, ReferenceLine, Series
+from hessinit.present.document import (
+    COLORS,
+    Chart,
+    HeatMap,
+    LineChart,
+    RateLine,
+    ReferenceLine,
+    Series,
+)
 from hessinit.present.words import format_number, printable, shorten
 
 DRAWABLE = (1e-100, 1e100)  # far beyond this the ticks and margins of a logarithmic axis overflow
 POINTS = 7  # of the letters
 LETTER = 0.6 * POINTS / 72  # inches: the width of a letter, about
 LONGEST_NAME = 36
-COLUMN, PAGE, HEIGHT = 3.5, 7.0, 2.6  # inches: the widths of a column and of a page of a paper
+# inches: the widths of a column and of a page of a paper
+COLUMN = 3.5
+PAGE = 7.0
+HEIGHT = 2.6
 MARKERS = {"circle": "o", "cross": "X", "square": "s", "diamond": "D", "triangle": "^"}
 FEW = 25  # a curve of fewer points has marks on them
 
@@ -30,9 +41,13 @@ def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = No
     else:
         found = list(axes) if hasattr(axes, "__len__") else [axes]  # type: ignore[arg-type]
     if len(found) != len(charts):
-        raise ValueError(f"there are {len(charts)} charts for {len(found)} axes; pass one for each.")
+        raise ValueError(
+            f"there are {len(charts)} charts for {len(found)} axes; pass one for each."
+        )
     for chart, ax in zip(charts, found, strict=True):
-        draw: Any = {LineChart: _draw_lines, HeatMap: _draw_heat_map, RateLine: _draw_rates}[type(chart)]
+        draw: Any = {LineChart: _draw_lines, HeatMap: _draw_heat_map, RateLine: _draw_rates}[
+            type(chart)
+        ]
         draw(ax, chart)
         _finish(ax, chart)
     return found
@@ -74,19 +89,33 @@ def _draw_lines(ax: Axes, chart: LineChart) -> None:
     for rule in chart.rules:
         if _held(rule.value, chart.log_x if rule.upright else chart.log_y):
             draw: Any = ax.axvline if rule.upright else ax.axhline
-            draw(rule.value, label=rule.label, color=_color(rule.color), linestyle="--", linewidth=1)
+            draw(
+                rule.value, label=rule.label, color=_color(rule.color), linestyle="--", linewidth=1
+            )
     for series in chart.series:
         _draw_series(ax, chart, series)
     places = [x for one in chart.series for x in positions(one) if _held(x, chart.log_x)]
-    ax.update_datalim([(x, 1.0) for x in places], updatey=False)  # also those without a number to draw
+    ax.update_datalim(
+        [(x, 1.0) for x in places], updatey=False
+    )  # also those without a number to draw
     ax.autoscale_view()
     if any(one.symbol == "cross" for one in chart.series):
-        ax.plot([], [], marker="X", color=COLORS["grey"], linestyle="none", markersize=6, label="diverged")
+        ax.plot(
+            [],
+            [],
+            marker="X",
+            color=COLORS["grey"],
+            linestyle="none",
+            markersize=6,
+            label="diverged",
+        )
     if chart.layers:
         ax.set_xlim(-0.6, max(len(chart.layers), 1) - 0.4)
         _name_layers(ax, chart.layers)
     ax.set_ylim(chart.y_range or ax.get_ylim())
-    limits = [end for band in chart.bands for end in (band.low, band.high) if _held(end, chart.log_y)]
+    limits = [
+        end for band in chart.bands for end in (band.low, band.high) if _held(end, chart.log_y)
+    ]
     if limits and not chart.y_range:  # the whole band, and some room around it
         low, high = ax.get_ylim()
         ax.set_ylim(min(low, min(limits) / (3 if chart.log_y else 1)), max(high, max(limits) * 1.5))
@@ -95,10 +124,13 @@ def _draw_lines(ax: Axes, chart: LineChart) -> None:
 
 
 def _draw_series(ax: Axes, chart: LineChart, series: Series) -> None:
-    x, y = positions(series), [_or_nan(value, chart.log_y) for value in series.y]
+    x = positions(series)
+    y = [_or_nan(value, chart.log_y) for value in series.y]
     color = _color(series.color)
     if series.low is not None and series.high is not None:
-        low, high = ([_or_nan(value, chart.log_y) for value in one] for one in (series.low, series.high))
+        low, high = (
+            [_or_nan(value, chart.log_y) for value in one] for one in (series.low, series.high)
+        )
         if chart.layers or series.points:
             ax.vlines(x, low, high, color=color, alpha=0.4, linewidth=3)
         else:
@@ -106,15 +138,25 @@ def _draw_series(ax: Axes, chart: LineChart, series: Series) -> None:
     has_line = not series.hollow and not series.points
     has_marks = bool(chart.layers) or not has_line or len(x) < FEW
     if series.symbol == "cross":
-        style: dict[str, Any] = {"clip_on": False, "zorder": 6, "markersize": 6, "markeredgecolor": "white"}
+        style: dict[str, Any] = {
+            "clip_on": False,
+            "zorder": 6,
+            "markersize": 6,
+            "markeredgecolor": "white",
+        }
     else:
         size = 6 if series.hollow else 4 if chart.layers else 3.5
         style = {"markersize": size, "markerfacecolor": "none" if series.hollow else color}
     ax.plot(
-        x, y, color=color, linestyle="none" if not has_line else "--" if series.dashed else "-",
-        linewidth=0.7 if chart.layers else 1.4, marker=MARKERS[series.symbol] if has_marks else "",
-        label=series.name if series.in_legend else "_", **style,
-    )  # fmt: skip
+        x,
+        y,
+        color=color,
+        linestyle="none" if not has_line else "--" if series.dashed else "-",
+        linewidth=0.7 if chart.layers else 1.4,
+        marker=MARKERS[series.symbol] if has_marks else "",
+        label=series.name if series.in_legend else "_",
+        **style,
+    )
 
 
 def positions(series: Series) -> list[float]:
@@ -129,7 +171,10 @@ def _name_beyond(ax: Axes, chart: LineChart, series: Series) -> None:
         if value is None or _held(value, chart.log_y) or not _held(x, chart.log_x):
             continue
         low = value <= 0 or value < DRAWABLE[0]
-        edge: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "color": _color(series.color)}
+        edge: dict[str, Any] = {
+            "transform": ax.get_xaxis_transform(),
+            "color": _color(series.color),
+        }
         marker = "X" if series.symbol == "cross" else "v" if low else "^"
         ax.plot(x, 0.03 if low else 0.97, marker=marker, markersize=6, clip_on=False, **edge)
         if chart.layers:
@@ -147,7 +192,8 @@ def _name_beyond(ax: Axes, chart: LineChart, series: Series) -> None:
 def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
     values = [[_or_nan(value, chart.log_color) for value in row] for row in chart.values]
     known = [value for row in values for value in row if not math.isnan(value)] or [1.0]
-    low, high = min(known), max(known)
+    low = min(known)
+    high = max(known)
     kind = colors.LogNorm if chart.log_color else colors.Normalize
     scale = kind(low, high if high > low else low * 1.01 + 1e-12)
     palette = colormaps["YlGnBu_r"]  # dark is low
@@ -200,7 +246,9 @@ def _finish(ax: Axes, chart: Chart) -> None:
     if isinstance(chart, LineChart):
         _write_numbers(ax.yaxis, chart.log_y)
     if isinstance(chart, LineChart) and not chart.layers:
-        is_whole = all(value is None or value % 1 == 0 for one in chart.series for value in one.x or ())
+        is_whole = all(
+            value is None or value % 1 == 0 for one in chart.series for value in one.x or ()
+        )
         _write_numbers(ax.xaxis, chart.log_x, is_whole)
     elif isinstance(chart, RateLine):
         _write_numbers(ax.xaxis, True)

@@ -12,7 +12,13 @@ from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.present.advice import describe_trial
 from hessinit.present.comparison import HEADROOM, loss_charts
-from hessinit.present.curvature import conclude, describe_cost, describe_layer, has_rates, rate_section
+from hessinit.present.curvature import (
+    conclude,
+    describe_cost,
+    describe_layer,
+    has_rates,
+    rate_section,
+)
 from hessinit.present.layer_details import detail_sections, layer_chart
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import (
@@ -25,43 +31,60 @@ from hessinit.results.initialization import (
 )
 
 SCALED = {
-    "all": ", all weights multiplied by one gain", "last": ", the last weight scaled",
+    "all": ", all weights multiplied by one gain",
+    "last": ", the last weight scaled",
     "small-output": ", one weight made smaller and the others larger",
-    "symmetries": ", scaled along symmetries", "none": ", nothing scaled",
-}  # fmt: skip
+    "symmetries": ", scaled along symmetries",
+    "none": ", nothing scaled",
+}
 
 
 def describe_initialization(result: Initialization) -> doc.Document:
     """Return the verdict (the rate, the race or the target), tables and charts, and the scheme's plan."""
-    reason, raced = f"{w.unstopped(result.reason)}.", bool(result.trials)
+    reason = f"{w.unstopped(result.reason)}."
+    raced = bool(result.trials)
     said = "" if raced or result.target is None else "Met: "
     if not result.converged:
         said = "Not sharpened: " if result.flat_enough else "No winner: " if raced else "Not met: "
     reason = reason if said or raced else reason[:1].upper() + reason[1:]
     target = [] if result.target is None else [describe_target(result)]
-    is_other = raced and result.lr is not None and {trial.lr for trial in result.trials} != {result.lr}
+    is_other = (
+        raced and result.lr is not None and {trial.lr for trial in result.trials} != {result.lr}
+    )
     survival = [] if result.survival is None else [describe_trial(result.survival, result.lr)]
     answer = (
-        "" if not (result.chose_lr or is_other) else f"learning rate: {w.format_number(result.lr or 0.0)}"
+        ""
+        if not (result.chose_lr or is_other)
+        else f"learning rate: {w.format_number(result.lr or 0.0)}"
     )
     measured = result.after or result.before
-    after = [] if result.after is None else [conclude(result.after, result.optimizer), *_reconcile(result)]
+    after = (
+        []
+        if result.after is None
+        else [conclude(result.after, result.optimizer), *_reconcile(result)]
+    )
     was_fitted = bool(after or result.symmetries) and not raced
     return doc.Document(
         title=w.title("Initialization report", measured.versions if measured else None),
         answer=answer if result.learned else reason,
         verdict=[*([f"{said}{reason}"] if result.learned else []), *target, *survival, *after],
         tone="good" if result.converged or result.flat_enough else "fair" if was_fitted else "bad",
-        numbers=_key_numbers(result), sections=_sections(result),
-    )  # fmt: skip
+        numbers=_key_numbers(result),
+        sections=_sections(result),
+    )
 
 
 def _sections(result: Initialization) -> list[doc.Section]:
-    after, sections = result.after, []
+    after = result.after
+    sections = []
     if result.trials:
-        sections.append(doc.Section("Race", [*_race_chart(result), _trial_table(result.trials)], "race"))
+        sections.append(
+            doc.Section("Race", [*_race_chart(result), _trial_table(result.trials)], "race")
+        )
     if result.symmetries:
-        sections.append(doc.Section("Symmetries", _describe_symmetries(result.symmetries), "symmetries"))
+        sections.append(
+            doc.Section("Symmetries", _describe_symmetries(result.symmetries), "symmetries")
+        )
     if columns := initialization_columns(result):
         caption = "Scale and norm of every layer before and after, and of the network."
         charts = [] if result.before is after is None else [before_and_after_chart(result)]
@@ -71,7 +94,9 @@ def _sections(result: Initialization) -> list[doc.Section]:
     if after is not None:
         marks = [] if result.lr is None else [doc.ReferenceLine(result.lr, "your rate", "blue")]
         if result.before is not None and has_rates(result.before):
-            marks.append(doc.ReferenceLine(result.before.stable_learning_rate, "stability limit before"))
+            marks.append(
+                doc.ReferenceLine(result.before.stable_learning_rate, "stability limit before")
+            )
         sections += [rate_section(after, marks), *detail_sections(after)]
     if result.survival is not None:
         description = describe_trial(result.survival, result.lr)
@@ -106,18 +131,27 @@ def _tell_work(result: Initialization) -> str:
 
 def _key_numbers(result: Initialization) -> list[doc.KeyNumber]:
     reports = (("‖H‖ before", result.before), ("‖H‖ after", result.after))
-    norms = {name: w.format_number(report.network.norm) for name, report in reports if report is not None}
+    norms = {
+        name: w.format_number(report.network.norm) for name, report in reports if report is not None
+    }
     if result.symmetries:
         fitted = result.symmetries[0]
-        norms = {"‖H‖ before": w.format_number(fitted.norm_before), "‖H‖ after": w.format_number(fitted.norm)}
+        norms = {
+            "‖H‖ before": w.format_number(fitted.norm_before),
+            "‖H‖ after": w.format_number(fitted.norm),
+        }
     elif _was_not_finite(result):
         norms = {"‖H‖ before": "not finite", **norms}
     note = f"of {_whose(result)}" if result.symmetries else ""
     winner = result.trials[0].name if result.trials and result.converged else None
-    rate, target = (None if one is None else w.format_number(one) for one in (result.lr, result.target))
+    rate, target = (
+        None if one is None else w.format_number(one) for one in (result.lr, result.target)
+    )
     texts = {"Learning rate": rate, "Winner": winner, **norms, "Target": target}
     known = {label: text for label, text in texts.items() if text is not None}
-    return [doc.KeyNumber(label, text, note if label in norms else "") for label, text in known.items()]
+    return [
+        doc.KeyNumber(label, text, note if label in norms else "") for label, text in known.items()
+    ]
 
 
 def _was_not_finite(result: Initialization) -> bool:
@@ -127,8 +161,15 @@ def _was_not_finite(result: Initialization) -> bool:
 
 def _reconcile(result: Initialization) -> list[str]:
     """Why a rate above the stability limit of a quadratic is meant, where a trial survived it."""
-    trial, after = result.survival or next(iter(result.trials), None), result.after
-    if after is None or trial is None or not trial.survived or result.optimizer != "sgd" or not result.lr:
+    trial = result.survival or next(iter(result.trials), None)
+    after = result.after
+    if (
+        after is None
+        or trial is None
+        or not trial.survived
+        or result.optimizer != "sgd"
+        or not result.lr
+    ):
         return []
     if not has_rates(after) or result.lr <= after.stable_learning_rate:
         return []
@@ -139,7 +180,8 @@ def _reconcile(result: Initialization) -> list[str]:
 
 def _race_chart(result: Initialization) -> list[doc.LineChart]:
     """Return the losses of all candidates, or of the best one at each learning rate."""
-    shown, caption = {trial.name: trial for trial in result.trials}, "Training loss of each candidate"
+    shown = {trial.name: trial for trial in result.trials}
+    caption = "Training loss of each candidate"
     if len(shown) < len(result.trials):
         best = {trial.lr: trial for trial in reversed(result.trials)}
         trials = sorted(best.values(), key=result.trials.index)
@@ -148,9 +190,12 @@ def _race_chart(result: Initialization) -> list[doc.LineChart]:
     return _loss_charts("race", caption, f"{caption}. {w.unstopped(result.reason)}.", shown)
 
 
-def _loss_charts(name: str, caption: str, told: str, trials: Mapping[str, Trial]) -> list[doc.LineChart]:
+def _loss_charts(
+    name: str, caption: str, told: str, trials: Mapping[str, Trial]
+) -> list[doc.LineChart]:
     """Return the losses of as many trials as there are colours; the first one stands out."""
-    longest, first = max(len(trial.losses) for trial in trials.values()), []
+    longest = max(len(trial.losses) for trial in trials.values())
+    first = []
     series: list[doc.Series] = []
     for (label, trial), color in zip(trials.items(), ("vermilion", *w.CURVES), strict=False):
         if losses := list(takewhile(math.isfinite, trial.losses)):
@@ -158,13 +203,18 @@ def _loss_charts(name: str, caption: str, told: str, trials: Mapping[str, Trial]
             rest = [None] * (longest - len(losses))
             series.append(doc.Series(label, [*losses, *rest], list(range(longest)), **style))
             if not trial.survived:
-                series.append(w.crosses(label, losses[-1:], [len(losses) - 1], [trial.reason], **style))
+                series.append(
+                    w.crosses(label, losses[-1:], [len(losses) - 1], [trial.reason], **style)
+                )
             first.append(losses[0])
-    return loss_charts(name, caption, told, series, min(first, default=math.inf), HEADROOM["compare"])
+    return loss_charts(
+        name, caption, told, series, min(first, default=math.inf), HEADROOM["compare"]
+    )
 
 
 def _trial_table(trials: Sequence[Trial]) -> doc.Table:
-    marks, remarks = ["" if one.survived else "diverged" for one in trials], [one.reason for one in trials]
+    marks = ["" if one.survived else "diverged" for one in trials]
+    remarks = [one.reason for one in trials]
     if trials[0].survived and trials[0].outcome in ("", LEARNED):
         marks[0], remarks[0] = "best", "won"
     scores = [w.format_number(trial.score) if trial.survived else "–" for trial in trials]
@@ -199,7 +249,10 @@ def _name_block(symmetry: Symmetry) -> str:
     """Name the weights of a block, and the normalizations whose gains make up for their factor."""
     names, gains = (
         list(dict.fromkeys(name.rpartition(".")[0] or name for name in some))
-        for some in (symmetry.weights, (name for name in symmetry.factors if name not in symmetry.weights))
+        for some in (
+            symmetry.weights,
+            (name for name in symmetry.factors if name not in symmetry.weights),
+        )
     )
     if symmetry.scale_free:
         return f"{w.count(len(symmetry.weights), 'scale-free weight')}: {w.join_names(names)}"
@@ -230,7 +283,12 @@ def _whose(result: Initialization) -> str:
 
 def _names(result: Initialization) -> list[str]:
     """Return the layers in the order they run, as far as that is known."""
-    known = [name for report in (result.after, result.before) if report is not None for name in report.names]
+    known = [
+        name
+        for report in (result.after, result.before)
+        if report is not None
+        for name in report.names
+    ]
     return list(dict.fromkeys([*known, *result.scales]))
 
 
@@ -264,15 +322,22 @@ def initialization_columns(result: Initialization) -> list[doc.Column]:
 def before_and_after_chart(result: Initialization) -> doc.LineChart:
     """Return every layer's norm before and after, the target's band, and the networks' norms as lines."""
     reports = (("before", result.before, "blue"), ("after", result.after, "vermilion"))
-    names = [one for one in _names(result) if any(_row(report, one) is not None for _, report, _ in reports)]
+    names = [
+        one
+        for one in _names(result)
+        if any(_row(report, one) is not None for _, report, _ in reports)
+    ]
     shown = names or ["network"]  # a report of the network alone has but this point
-    series, rules = [], []
+    series = []
+    rules = []
     for label, report, color in reports:
         if report is not None:
             rows = [_row(report, name) for name in shown]
             norms = [None if row is None else row.norm for row in rows]
             details = ["" if row is None else describe_layer(row) for row in rows]
-            series.append(doc.Series(label, norms, None, color, hollow=label == "before", details=details))
+            series.append(
+                doc.Series(label, norms, None, color, hollow=label == "before", details=details)
+            )
             line = f"network {label} {w.format_number(report.network.norm)}"
             rules.append(doc.ReferenceLine(report.network.norm, line, color))
     told = f"{'; '.join(rule.label for rule in rules)}. {describe_target(result)} The table has every number."
@@ -291,7 +356,8 @@ def _target_band(result: Initialization) -> list[doc.Band]:
     if result.target is None or not 0 < result.target < math.inf or result.symmetries:
         return []  # no target, or not one of a layer or of the network
     whose = "each layer" if result.rule == "layers" else "the network"
-    low, high = result.target * (1 - result.tolerance), result.target * (1 + result.tolerance)
+    low = result.target * (1 - result.tolerance)
+    high = result.target * (1 + result.tolerance)
     label = f"target for {whose}: {w.format_number(result.target)} ± {w.format_percent(result.tolerance)}"
     return [doc.Band(max(low, result.target / 100), high, label)]
 
@@ -309,9 +375,13 @@ def _plan_table(plan: SchemePlan) -> doc.Table:
     def texts(write: Callable[[PlannedWeight], str]) -> list[str]:
         return ["" if row.unchanged else write(row) for row in plan]
 
-    def factors(heading: str, read: Callable[[PlannedWeight], float], importance: int) -> list[doc.Column]:
+    def factors(
+        heading: str, read: Callable[[PlannedWeight], float], importance: int
+    ) -> list[doc.Column]:
         cells = texts(lambda row: f"× {w.format_number(read(row))}")
-        return [doc.Column(heading, cells, importance)] if any(read(row) != 1 for row in plan) else []
+        return (
+            [doc.Column(heading, cells, importance)] if any(read(row) != 1 for row in plan) else []
+        )
 
     columns = [
         w.name_column("layer", w.name_rows(plan)),
@@ -324,7 +394,9 @@ def _plan_table(plan: SchemePlan) -> doc.Table:
     columns.append(doc.Column("gain", texts(lambda row: w.format_number(row.gain)), 8))
     columns += factors("dropout", lambda row: row.dropout_factor, 8)
     columns += factors("correction", lambda row: row.variance_correction, 7)
-    columns.append(doc.Column("std", texts(lambda row: w.format_range(row.std, " … ") or "from data"), 9))
+    columns.append(
+        doc.Column("std", texts(lambda row: w.format_range(row.std, " … ") or "from data"), 9)
+    )
     remarks = list(map(_remark, plan))
     columns += [w.name_column("remark", remarks, 7, wraps=True)] if any(remarks) else []
     return doc.Table(f"Weights drawn by {plan.scheme}.", columns)
@@ -333,9 +405,15 @@ def _plan_table(plan: SchemePlan) -> doc.Table:
 def _write_fans(row: PlannedWeight) -> str:
     """Write one pair of numbers, or how many blocks there are of it: `64 → 3 × 64`."""
     inputs, outputs = (w.format_range(fans, " … ", 6) for fans in (row.fan_in, row.fan_out))
-    return f"{inputs} → {outputs}" if len(row.fan_out) == 1 else f"{inputs} → {len(row.fan_out)} × {outputs}"
+    return (
+        f"{inputs} → {outputs}"
+        if len(row.fan_out) == 1
+        else f"{inputs} → {len(row.fan_out)} × {outputs}"
+    )
 
 
 def _remark(row: PlannedWeight) -> str:
-    remarks = ["last of a residual branch"] * row.closes_residual + ["normalized next"] * row.norm_follows
+    remarks = ["last of a residual branch"] * row.closes_residual + [
+        "normalized next"
+    ] * row.norm_follows
     return row.unchanged or ", ".join(remarks)

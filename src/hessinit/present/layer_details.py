@@ -12,10 +12,14 @@ from hessinit.results.curvature_report import CurvatureReport, Diagnostics, Esti
 
 MOST_CHARTS = 9  # of spectra on a page: those of the sharpest layers
 DECADES = 1e-6  # of a density: what is below that fraction of its peak is noise of the estimate
-# A unit that is dead initially may never learn: one in ten is worth a word. Saturated entries recover,
-# slowly: one in four. A hundredfold over the depth is beyond what any scheme intends.
-DEAD_FROM, SATURATED_FROM, UNEVEN_FROM = 0.1, 0.25, 100.0
-UNREMARKABLE = "No layer has 10 % dead units, 25 % saturated entries or activations 100 times another's."
+# A unit that is dead initially may never learn: one in ten is worth a word. Saturated entries
+# recover, slowly: one in four. A hundredfold over the depth is beyond what any scheme intends.
+DEAD_FROM = 0.1
+SATURATED_FROM = 0.25
+UNEVEN_FROM = 100.0
+UNREMARKABLE = (
+    "No layer has 10 % dead units, 25 % saturated entries or activations 100 times another's."
+)
 
 
 def layer_chart(
@@ -38,10 +42,16 @@ def detail_sections(report: CurvatureReport) -> list[doc.Section]:
     if spectra := spectrum_charts(report):
         sections.append(doc.Section("Spectrum", spectra[:MOST_CHARTS], "spectrum"))
     if any(layer.jacobians for layer in report):
-        blocks: list[doc.Block] = [_jacobian_chart(report), _bounds_chart(report), _jacobian_table(report)]
+        blocks: list[doc.Block] = [
+            _jacobian_chart(report),
+            _bounds_chart(report),
+            _jacobian_table(report),
+        ]
         sections.append(doc.Section("Jacobian norms and bounds", blocks, "jacobians"))
     if any(layer.diagnostics for layer in report):
-        sections.append(doc.Section("Activations and gradients", _diagnostics_blocks(report), "activations"))
+        sections.append(
+            doc.Section("Activations and gradients", _diagnostics_blocks(report), "activations")
+        )
     return sections
 
 
@@ -62,7 +72,8 @@ def _density_chart(row: LayerCurvature) -> doc.LineChart:
     peak = max(density.values, default=1.0)
     values = [value if value > peak * DECADES else None for value in density.values]
     series = [doc.Series("density", values, density.grid)]
-    top, bottom = w.format_number(row.top_eigenvalue), w.format_number(row.bottom_eigenvalue)
+    top = w.format_number(row.top_eigenvalue)
+    bottom = w.format_number(row.bottom_eigenvalue)
     probes = w.count(density.probes, "random vector")
     description = f"Density of the eigenvalues, from {bottom} to {top}, estimated with {probes}."
     largest = doc.ReferenceLine(row.top_eigenvalue, f"largest {top}", "vermilion", upright=True)
@@ -83,8 +94,11 @@ def _eigenvalue_chart(row: LayerCurvature) -> doc.LineChart:
     details = ["" if one.converged else "not converged" for one in row.eigenvalues]
     series = doc.Series("eigenvalues", values, range(1, len(values) + 1), details=details)
     description = f"In order of size: {', '.join(map(w.format_number, values))}."
-    name, caption = f"spectrum:{row.name}", f"Largest eigenvalues: {row.name}"
-    return doc.LineChart(name, caption, description, [series], "eigenvalue", "rank", log_y=min(values) > 0)
+    name = f"spectrum:{row.name}"
+    caption = f"Largest eigenvalues: {row.name}"
+    return doc.LineChart(
+        name, caption, description, [series], "eigenvalue", "rank", log_y=min(values) > 0
+    )
 
 
 def _jacobian_chart(report: CurvatureReport) -> doc.LineChart:
@@ -123,9 +137,13 @@ def _bounds_chart(report: CurvatureReport) -> doc.LineChart:
 def _jacobian_table(report: CurvatureReport) -> doc.Table:
     columns = [w.name_column("layer", report.names)]
     for heading, field, importance in (
-        ("forward", "forward", 8), ("‖A‖", "activation", 4), ("backward", "backward", 8), ("‖H‖", "", 8),
-        ("rigorous", "rigorous_bound", 7), ("paper", "paper_bound", 6),
-    ):  # fmt: skip
+        ("forward", "forward", 8),
+        ("‖A‖", "activation", 4),
+        ("backward", "backward", 8),
+        ("‖H‖", "", 8),
+        ("rigorous", "rigorous_bound", 7),
+        ("paper", "paper_bound", 6),
+    ):
         found = _jacobians(report, field) if field else [_gauss_newton(row) for row in report]
         columns.append(doc.Column(heading, list(map(_write, found)), importance))
     reasons = [one or "" for one in _jacobians(report, "reason")]
@@ -139,9 +157,12 @@ def _jacobian_table(report: CurvatureReport) -> doc.Table:
 
 
 def _conclude_bounds(report: CurvatureReport) -> str:
-    sentences, tight, below = [], [], []
+    sentences = []
+    tight = []
+    below = []
     for row in report:
-        norm, found = _gauss_newton(row), row.jacobians
+        norm = _gauss_newton(row)
+        found = row.jacobians
         if found is None or norm is None or not 0 < norm.value < math.inf:
             continue
         if found.rigorous_bound is not None and math.isfinite(found.rigorous_bound):
@@ -175,7 +196,8 @@ def _write(value: Estimate | float | None) -> str:
 
 
 def _diagnostics_blocks(report: CurvatureReport) -> list[doc.Block]:
-    rows, names = [layer.diagnostics or Diagnostics() for layer in report], report.names
+    rows = [layer.diagnostics or Diagnostics() for layer in report]
+    names = report.names
     kinds = [row.activation for row in rows]
     stds = [
         doc.Series("activation std", [row.activation_std for row in rows], details=kinds),
@@ -186,10 +208,14 @@ def _diagnostics_blocks(report: CurvatureReport) -> list[doc.Block]:
     chart = layer_chart("activations", caption, told, stds, names, y_label="standard deviation")
     columns = [w.name_column("activation", kinds, 6)]
     for heading, field, importance in (
-        ("mean", "activation_mean", 4), ("std", "activation_std", 8), ("std before", "preactivation_std", 3),
-        ("grad mean", "gradient_mean", 1), ("grad std", "gradient_std", 8), ("dead", "dead", 7),
+        ("mean", "activation_mean", 4),
+        ("std", "activation_std", 8),
+        ("std before", "preactivation_std", 3),
+        ("grad mean", "gradient_mean", 1),
+        ("grad std", "gradient_std", 8),
+        ("dead", "dead", 7),
         ("saturated", "saturated", 7),
-    ):  # fmt: skip
+    ):
         write = w.format_percent if field in ("dead", "saturated") else w.format_number
         values = [getattr(row, field) for row in rows]
         cells = ["" if value is None else write(value) for value in values]
@@ -217,7 +243,9 @@ def _name_problems(rows: Sequence[tuple[str, Diagnostics]]) -> Iterator[str]:
         ("dead", DEAD_FROM, "units are dead on this batch"),
         ("saturated", SATURATED_FROM, "entries are saturated"),
     ):
-        if found := {name: value for name, row in rows if (value := getattr(row, field) or 0) >= limit}:
+        if found := {
+            name: value for name, row in rows if (value := getattr(row, field) or 0) >= limit
+        }:
             most = w.format_percent(max(found.values()), 2)
             yield f"Up to {most} of the {what} in {w.join_names(list(found))}."
     # Compare the layers that an activation follows; the others give logits or residuals.
@@ -225,6 +253,7 @@ def _name_problems(rows: Sequence[tuple[str, Diagnostics]]) -> Iterator[str]:
         sizes = [(getattr(row, field), name) for name, row in rows if row.activation]
         finite = [(size, name) for size, name in sizes if size is not None and 0 < size < math.inf]
         if len(finite) > 1 and max(finite)[0] >= UNEVEN_FROM * min(finite)[0]:
-            (least, smallest), (most, largest) = min(finite), max(finite)
+            (least, smallest) = min(finite)
+            (most, largest) = max(finite)
             times = w.format_times(most / least)
             yield f"{largest}'s {what} are {times} times as large as {smallest}'s."

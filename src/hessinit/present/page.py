@@ -25,11 +25,24 @@ WIDE_FROM = 25  # layers: a chart of more takes the whole width
 WORDS_FROM = 40  # letters: longer cells may break into lines
 STYLES = ("colors.css", "page.css", "charts.css", "tables.css", "print.css")
 SCRIPTS = (
-    "numbers.js", "axes.js", "labels.js", "curves.js", "heat.js", "rates.js", "reading.js", "listing.js",
-    "figures.js", "sorting.js", "paper.js", "theme.js",
-)  # fmt: skip
+    "numbers.js",
+    "axes.js",
+    "labels.js",
+    "curves.js",
+    "heat.js",
+    "rates.js",
+    "reading.js",
+    "listing.js",
+    "figures.js",
+    "sorting.js",
+    "paper.js",
+    "theme.js",
+)
 # Each comes with the notice that its licence asks for in every copy.
-LIBRARIES = {"d3 7.9.2": ("d3.min.js", "d3"), "@observablehq/plot 0.6.17": ("plot.umd.min.js", "plot")}
+LIBRARIES = {
+    "d3 7.9.2": ("d3.min.js", "d3"),
+    "@observablehq/plot 0.6.17": ("plot.umd.min.js", "plot"),
+}
 _UNBROKEN = re.compile(rf"\S{{{LONGEST_NAME + 1},}}")
 _NUMBER = re.compile(r"[-−]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf)", re.IGNORECASE)
 
@@ -40,7 +53,9 @@ def render_page(document: doc.Document) -> str:
         f"/* {name}\n{_asset('vendor', f'{licence}.LICENSE.txt')}*/\n{_asset('vendor', code)}\n"
         for name, (code, licence) in LIBRARIES.items()
     )
-    script = f'(() => {{\n"use strict";\n{"".join(_asset("assets", name) for name in SCRIPTS)}}})();\n'
+    script = (
+        f'(() => {{\n"use strict";\n{"".join(_asset("assets", name) for name in SCRIPTS)}}})();\n'
+    )
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)}; "
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -64,10 +79,14 @@ def render_page(document: doc.Document) -> str:
 def render_fragment(document: doc.Document) -> str:
     """Return tables, verdict and texts as HTML that runs nothing and styles nothing but itself."""
     blocks = document.blocks
-    tables = [one for one in blocks if isinstance(one, doc.Table) and not one.page_only and one.columns]
+    tables = [
+        one for one in blocks if isinstance(one, doc.Table) and not one.page_only and one.columns
+    ]
     texts = [one for one in blocks if isinstance(one, doc.Paragraph) and not one.page_only]
     template = _templates().get_template("notebook.html.j2")
-    return template.render(answer=document.answer, tables=tables, verdict=document.verdict, texts=texts)
+    return template.render(
+        answer=document.answer, tables=tables, verdict=document.verdict, texts=texts
+    )
 
 
 def group_blocks(blocks: Sequence[doc.Block]) -> list[tuple[str, list[doc.Block]]]:
@@ -94,14 +113,19 @@ def write_island(chart: doc.Chart) -> Markup:
     data = {"kind": "depth" if is_depth else kind, **_plain(chart)}
     for written in ("name", "caption", "description"):  # these are in the page itself
         del data[written]
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII: U+2028 is escaped as well
+    text = json.dumps(
+        data, allow_nan=False, separators=(",", ":")
+    )  # ASCII: U+2028 is escaped as well
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         found = {one.name: getattr(value, one.name) for one in fields(value)}
-        return {name: css_color(item) if name == "color" else _plain(item) for name, item in found.items()}
+        return {
+            name: css_color(item) if name == "color" else _plain(item)
+            for name, item in found.items()
+        }
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, str):
@@ -121,7 +145,9 @@ def legend(chart: doc.Chart) -> list[tuple[str, str, str]]:
     """Return name, shape and colour of what a legend explains; nothing where there is but one series."""
     if not isinstance(chart, doc.LineChart):
         return []
-    items = [(one.name, _swatch(one), css_color(one.color)) for one in chart.series if one.in_legend]
+    items = [
+        (one.name, _swatch(one), css_color(one.color)) for one in chart.series if one.in_legend
+    ]
     items += [(band.label, "band", css_color(band.color)) for band in chart.bands]
     return items if len(items) > 1 else []
 

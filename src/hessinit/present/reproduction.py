@@ -24,7 +24,9 @@ def describe_reproductions(reproductions: Reproduction | Sequence[Reproduction])
     """Return how many claims hold, and every experiment: tables beside the paper's numbers, and figures."""
     if not reproductions:
         raise ValueError("reproductions is empty; give at least one to show.")
-    ordered = in_order([reproductions] if isinstance(reproductions, Reproduction) else reproductions)
+    ordered = in_order(
+        [reproductions] if isinstance(reproductions, Reproduction) else reproductions
+    )
     several = len(ordered) > 1
     overview = [_overview(ordered)] if several else []
     return doc.Document(
@@ -65,10 +67,16 @@ def _conclude(reproduction: Reproduction) -> str:
     tables = reproduction.findings.tables
     if not reproduction.judged:
         is_printed = any(cell.paper is not None for table in tables for cell in table.cells)
-        why = "the paper's numbers are for other data" if is_printed else "the paper prints no such numbers"
+        why = (
+            "the paper's numbers are for other data"
+            if is_printed
+            else "the paper prints no such numbers"
+        )
         return f"No tolerance is claimed here: {why}."
     said = _count_claims([reproduction])
-    outside = [f"{cell.column} in row {cell.row}" for cell in reproduction.judged if not cell.within]
+    outside = [
+        f"{cell.column} in row {cell.row}" for cell in reproduction.judged if not cell.within
+    ]
     return f"{said} Outside: {w.join_names(outside, MOST_NAMED)}." if outside else said
 
 
@@ -87,18 +95,23 @@ def _overview(ordered: Sequence[Reproduction]) -> doc.Section:
 
 
 def _section(reproduction: Reproduction, place: int, several: bool) -> doc.Section:
-    findings, seeds = reproduction.findings, reproduction.seeds
+    findings = reproduction.findings
+    seeds = reproduction.seeds
     whose = f" ({reproduction.data}, {reproduction.variant})" if several else ""
     setting = (
         f"On {reproduction.data}, {w.count(len(seeds), 'seed')}. Variant {reproduction.variant}: "
         f"{w.unstopped(reproduction.about_variant)}."
     )
-    jobs, seconds = w.count(len(reproduction.results), "job"), w.format_number(reproduction.seconds)
+    jobs = w.count(len(reproduction.results), "job")
+    seconds = w.format_number(reproduction.seconds)
     record = {
-        "data": reproduction.source, "seeds": ", ".join(map(str, seeds)),
-        "work": f"{jobs}, {seconds} s on one core each", "revision": reproduction.revision,
-        **reproduction.versions, **reproduction.hardware,
-    }  # fmt: skip
+        "data": reproduction.source,
+        "seeds": ", ".join(map(str, seeds)),
+        "work": f"{jobs}, {seconds} s on one core each",
+        "revision": reproduction.revision,
+        **reproduction.versions,
+        **reproduction.hardware,
+    }
     cells = [cell for table in findings.tables for cell in table.cells]
     legend = "±: the standard error over n seeds or restarts."
     if any(cell.paper is not None for cell in cells):
@@ -112,7 +125,9 @@ def _section(reproduction: Reproduction, place: int, several: bool) -> doc.Secti
     if several:
         blocks.append(doc.Paragraph(_conclude(reproduction), "strong"))
     facts = {"Configuration": reproduction.configuration, "Data, seeds, versions, hardware": record}
-    blocks += [doc.Facts(summary, w.write_pairs(values)) for summary, values in facts.items() if values]
+    blocks += [
+        doc.Facts(summary, w.write_pairs(values)) for summary, values in facts.items() if values
+    ]
     heading = f"{reproduction.title}{whose}" if several else "The experiment"
     return doc.Section(heading, blocks, f"experiment-{place}")
 
@@ -124,7 +139,8 @@ def _table_blocks(table: PaperTable, title: str) -> list[doc.Block]:
     except ValueError:
         keys = [float(at) for at in range(len(table.rows))]  # names stay in their order
     names = replace(w.name_column(table.corner, table.rows), keys=keys)
-    whole, blocks = [names], [[names]]
+    whole = [names]
+    blocks = [[names]]
     for name in table.columns:
         cells = [table.cell(row, name) for row in table.rows]
         marks = ["no" if cell and cell.within is False else "" for cell in cells]
@@ -138,23 +154,36 @@ def _table_blocks(table: PaperTable, title: str) -> list[doc.Block]:
     counts = w.format_range([cell.n for cell in table.cells])
     rules = Counter(cell.rule for cell in table.cells if cell.within is not None)
     claims = "; ".join(f"{rule} ({w.count(many, 'number')})" for rule, many in rules.items())
-    pieces = (f"n = {counts}." if counts else "", f"Claimed: {claims}." if claims else "", table.note)
+    pieces = (
+        f"n = {counts}." if counts else "",
+        f"Claimed: {claims}." if claims else "",
+        table.note,
+    )
     return [
-        *(doc.Table(caption, block, show_caption=True, text_only=True)
-          for caption, block in zip(titles, blocks, strict=False)),
+        *(
+            doc.Table(caption, block, show_caption=True, text_only=True)
+            for caption, block in zip(titles, blocks, strict=False)
+        ),
         doc.Table(table.title, whole, show_caption=True, page_only=True),
         doc.Paragraph(f"{table.title}: {' '.join(filter(None, pieces))}", "small"),
-    ]  # fmt: skip
+    ]
 
 
 def _write_cell(cell: PaperCell | None) -> str:
     if cell is None:
         return ""
-    paper, ours = "", w.format_number(cell.ours)
+    paper = ""
+    ours = w.format_number(cell.ours)
     if cell.paper is not None:
-        paper = f" ({cell.paper:.0f} %)" if cell.unit == "%" else f" ({w.format_number(cell.paper)})"
+        paper = (
+            f" ({cell.paper:.0f} %)" if cell.unit == "%" else f" ({w.format_number(cell.paper)})"
+        )
     if cell.unit == "%":
-        error = "" if cell.error is None else f" ± {w.format_number(cell.error, 1 if cell.error < 10 else 2)}"
+        error = (
+            ""
+            if cell.error is None
+            else f" ± {w.format_number(cell.error, 1 if cell.error < 10 else 2)}"
+        )
         ours = f"{cell.ours:.0f}{error} %"
     elif cell.error is not None:
         ours = w.format_mean(cell.ours, cell.error)
@@ -163,22 +192,32 @@ def _write_cell(cell: PaperCell | None) -> str:
 
 def figure_chart(figure: PaperFigure) -> doc.LineChart:
     """Return the curves with bands, or points with bars, of one standard error; crosses mark divergence."""
-    looks, series, told = w.looks([curve.name for curve in figure.curves]), [], []
+    looks = w.looks([curve.name for curve in figure.curves])
+    series = []
+    told = []
     for at, curve in enumerate(figure.curves):
         is_finite = list(map(math.isfinite, curve.y))
         style: dict[str, Any] = {"name": curve.name, **looks[curve.name]}
         if figure.style == "points":
             style |= {"points": True, "symbol": SYMBOLS[at % len(SYMBOLS)], "dashed": False}
-        x, y, errors = (list(compress(one, is_finite)) for one in (curve.x, curve.y, curve.error or ()))
+        x, y, errors = (
+            list(compress(one, is_finite)) for one in (curve.x, curve.y, curve.error or ())
+        )
         if errors:
-            pairs = list(zip(y, (one if math.isfinite(one) else 0.0 for one in errors), strict=True))
-            style |= {"low": [one - error for one, error in pairs], "high": [sum(pair) for pair in pairs]}
+            pairs = list(
+                zip(y, (one if math.isfinite(one) else 0.0 for one in errors), strict=True)
+            )
+            style |= {
+                "low": [one - error for one, error in pairs],
+                "high": [sum(pair) for pair in pairs],
+            }
         series.append(doc.Series(**style, x=x, y=y))
         limits = f"from {w.format_number(y[0])} to {w.format_number(y[-1])}" if y else ""
         told.append(f"{curve.name} {limits}{'' if all(is_finite) else ', diverged'}")
         broken = [one for one, finite in zip(curve.x, is_finite, strict=True) if not finite]
         if broken := broken if figure.style == "points" else broken[:1]:
-            beyond, details = [math.inf] * len(broken), ["diverged"] * len(broken)
+            beyond = [math.inf] * len(broken)
+            details = ["diverged"] * len(broken)
             series.append(w.crosses(curve.name, beyond, broken, details, color=style["color"]))
     what = f"{figure.y_label} over {figure.x_label}: {'; '.join(told) or 'nothing was measured'}."
     return doc.LineChart(

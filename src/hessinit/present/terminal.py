@@ -17,7 +17,9 @@ from hessinit.present.document import Column, Document, Paragraph, Table
 from hessinit.present.words import printable, shorten
 
 WIDTH_WITHOUT_TERMINAL = 100
-NARROWEST_NAMES = 16  # names fold, but other columns are left out before they fold narrower than this
+NARROWEST_NAMES = (
+    16  # names fold, but other columns are left out before they fold narrower than this
+)
 NARROWEST_OF_ALL = 6  # and even important columns before they fold narrower than this
 NARROWEST_WORDS = 24  # of a column of sentences
 GUTTER = 3  # a space of padding on both sides and one between
@@ -30,11 +32,18 @@ RULES = Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
 
 def render_text(document: Document, width: int | None = None, *, color: bool = False) -> str:
     """Return the document as text of at most `width` columns (None: the terminal's)."""
-    page, columns = io.StringIO(), width or terminal_width()
+    page = io.StringIO()
+    columns = width or terminal_width()
     system: Literal["standard"] | None = "standard" if color else None
-    # In a notebook rich would display the text, not write it; without a height it may ignore the width.
+    # In a notebook rich would display the text, not write it; without a height it may ignore the
+    # width.
     console = Console(
-        file=page, width=columns, height=25, color_system=system, force_terminal=color, force_jupyter=False
+        file=page,
+        width=columns,
+        height=25,
+        color_system=system,
+        force_terminal=color,
+        force_jupyter=False,
     )
     for part in renderables(document, columns):
         console.print(part)
@@ -50,7 +59,11 @@ def renderables(document: Document, width: int) -> Iterator[RenderableType]:
     """Yield what a rich console of that width prints: the answer, the tables, the verdict, the texts."""
     yield from [_text(document.answer, "bold"), Text()] if document.answer else []
     left_out: list[Column] = []
-    tables = [one for one in document.blocks if isinstance(one, Table) and not one.page_only and one.columns]
+    tables = [
+        one
+        for one in document.blocks
+        if isinstance(one, Table) and not one.page_only and one.columns
+    ]
     for number, table in enumerate(tables):
         kept, dropped = fit_columns(table.shown, width)
         left_out += dropped
@@ -63,19 +76,27 @@ def renderables(document: Document, width: int) -> Iterator[RenderableType]:
         if isinstance(block, Paragraph) and not block.page_only:
             yield _text(block.text, "bold" if block.tone == "strong" else "")
     if left_out:
-        yield _text(f"Left out of {width} columns: {', '.join(column.heading for column in left_out)}.")
+        yield _text(
+            f"Left out of {width} columns: {', '.join(column.heading for column in left_out)}."
+        )
 
 
 def _text(text: str, style: str = "") -> Text:
-    return Text(printable(text), style)  # never str: rich would read a layer called "[red]" as markup
+    return Text(
+        printable(text), style
+    )  # never str: rich would read a layer called "[red]" as markup
 
 
 def fit_columns(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column]]:
     """Leave out the least important columns until the rest fits; the first and one more always stay."""
-    kept, left_out = list(columns), []
+    kept = list(columns)
+    left_out = []
     while len(kept) > 2:
         least = min(reversed(kept[1:]), key=lambda column: column.importance)
-        if _table_width(kept, NARROWEST_NAMES if least.importance < STAYS else NARROWEST_OF_ALL) <= width:
+        if (
+            _table_width(kept, NARROWEST_NAMES if least.importance < STAYS else NARROWEST_OF_ALL)
+            <= width
+        ):
             break
         left_out.append(least)
         kept.remove(least)
@@ -85,13 +106,16 @@ def fit_columns(columns: Sequence[Column], width: int) -> tuple[list[Column], li
 def build_grid(columns: Sequence[Column], width: int, fixed: int = 0) -> rich_table.Table:
     """Return the table for rich, with a rule before the last `fixed` rows."""
     table = rich_table.Table(box=RULES, show_edge=False, padding=(0, 1))
-    widths, spare = _least_widths(columns), width - _table_width(columns)
+    widths = _least_widths(columns)
+    spare = width - _table_width(columns)
     widths[0] = max(1, widths[0] + min(0, spare))
     for place, column in enumerate(columns):  # what is left goes to the names, then to sentences
         more = max(0, min(spare, _width(column) - widths[place]))
         widths[place], spare = widths[place] + more, spare - more
         justify: Literal["right", "left"] = "right" if column.is_number else "left"
-        table.add_column(_text(column.heading), justify=justify, overflow="fold", width=widths[place])
+        table.add_column(
+            _text(column.heading), justify=justify, overflow="fold", width=widths[place]
+        )
     rows = len(columns[0].cells)
     for position in range(rows):
         if fixed and position == rows - fixed:

@@ -15,21 +15,30 @@ from hessinit.results.track_record import FREE_SECONDS, TrackedPoint, Tracking
 
 Value: TypeAlias = tuple[int, float, str]  # step, value, and what hovering shows
 
-MOST_ROWS, MOST_PAGE_ROWS = 20, 500
+MOST_ROWS = 20
+MOST_PAGE_ROWS = 500
 MOST_LINES = 12  # layers in a chart: the sharpest
 CHANGED = 1.1  # a smaller change of ‖H‖ is within what mini-batches and rounding do
 SAME = 1.02  # limits within this ratio are drawn as one line
 # Heading, field of a point, importance.
 COLUMNS = (
-    ("step", "step", 9), ("loss", "loss", 7), ("training loss", "training_loss", 3), ("lr", "lr", 6),
-    ("‖H‖", "norm", 8), ("lr·‖H‖", "lr_times_norm", 7), ("lr / limit", "lr_over_limit", 8),
-)  # fmt: skip
+    ("step", "step", 9),
+    ("loss", "loss", 7),
+    ("training loss", "training_loss", 3),
+    ("lr", "lr", 6),
+    ("‖H‖", "norm", 8),
+    ("lr·‖H‖", "lr_times_norm", 7),
+    ("lr / limit", "lr_over_limit", 8),
+)
 
 
 def describe_tracking(tracking: Tracking) -> doc.Document:
     """Return the verdict, the charts of loss and sharpness, and the table of all points."""
-    name, layers = w.shorten(tracking.name), _layer_charts(tracking)
-    is_bad = (bool(tracking.points) and not _measured(tracking)) or find_divergence(tracking) is not None
+    name = w.shorten(tracking.name)
+    layers = _layer_charts(tracking)
+    is_bad = (bool(tracking.points) and not _measured(tracking)) or find_divergence(
+        tracking
+    ) is not None
     return doc.Document(
         title=w.title("Curvature during training", {"model": name} if name else tracking.versions),
         verdict=[*conclude_tracking(tracking), _describe_cost(tracking)],
@@ -38,9 +47,11 @@ def describe_tracking(tracking: Tracking) -> doc.Document:
             *([doc.Section("Layers", layers)] if layers else []),
             doc.Section("All measurements", _point_blocks(tracking)),
         ],
-        footer=w.write_versions(f"Seed {tracking.seed}", tracking.versions), numbers=_key_numbers(tracking),
-        tone="bad" if is_bad else "fair" if tracking.crossings else "plain", picture=("sharpness", "loss"),
-    )  # fmt: skip
+        footer=w.write_versions(f"Seed {tracking.seed}", tracking.versions),
+        numbers=_key_numbers(tracking),
+        tone="bad" if is_bad else "fair" if tracking.crossings else "plain",
+        picture=("sharpness", "loss"),
+    )
 
 
 def _measured(tracking: Tracking) -> list[TrackedPoint]:
@@ -49,7 +60,9 @@ def _measured(tracking: Tracking) -> list[TrackedPoint]:
 
 def conclude_tracking(tracking: Tracking) -> list[str]:
     """Return how the sharpness changed, whether lr reached the stability limit, and what failed."""
-    count, measured, end = len(tracking.points), _measured(tracking), find_divergence(tracking)
+    count = len(tracking.points)
+    measured = _measured(tracking)
+    end = find_divergence(tracking)
     said = [] if end is None else [f"Training diverged: the loss became {end[1]} at step {end[0]}."]
     if not measured:
         return [*said, "No measurement gave a finite ‖H‖." if count else "Nothing was measured."]
@@ -60,7 +73,11 @@ def conclude_tracking(tracking: Tracking) -> list[str]:
 
 def find_divergence(tracking: Tracking) -> tuple[int, float] | None:
     """Return the step from which on no training loss is finite, and that loss; None if the last is finite."""
-    given = {point.step: point.training_loss for point in tracking.points if point.training_loss is not None}
+    given = {
+        point.step: point.training_loss
+        for point in tracking.points
+        if point.training_loss is not None
+    }
     losses = sorted({**dict(tracking.losses), **given}.items(), reverse=True)
     ended = list(takewhile(lambda pair: not math.isfinite(pair[1]), losses))
     return ended[-1] if ended else None
@@ -69,7 +86,8 @@ def find_divergence(tracking: Tracking) -> tuple[int, float] | None:
 def warn_of_limit(point: TrackedPoint, optimizer: str) -> str:
     """Return the warning that the learning rate is at or above its stability limit, and what to do."""
     assert point.lr is not None
-    lr, limit = w.format_number(point.lr), w.format_number(point.stable_learning_rate)
+    lr = w.format_number(point.lr)
+    limit = w.format_number(point.stable_learning_rate)
     return (
         f"step {point.step}: lr = {lr} is at or above the stability limit {limit} of "
         f"{optimizer or 'gradient descent'}: ‖H‖ = {w.format_number(point.norm)}, so lr·‖H‖ = "
@@ -80,14 +98,18 @@ def warn_of_limit(point: TrackedPoint, optimizer: str) -> str:
 
 
 def _describe_course(measured: list[TrackedPoint]) -> str:
-    first, last = measured[0], measured[-1]
+    first = measured[0]
+    last = measured[-1]
     if first is last:
         return f"‖H‖ = {w.format_number(first.norm)} at step {first.step}."
     course = "stayed about the same"
     if max(last.norm, first.norm) > CHANGED * min(last.norm, first.norm):
         course = "rose" if last.norm > first.norm else "fell"
-    span = f"from {w.format_number(first.norm)} at step {first.step} to {w.format_number(last.norm)}"
-    highest, peak = max(measured, key=lambda point: point.norm), ""
+    span = (
+        f"from {w.format_number(first.norm)} at step {first.step} to {w.format_number(last.norm)}"
+    )
+    highest = max(measured, key=lambda point: point.norm)
+    peak = ""
     if highest.norm > CHANGED * max(first.norm, last.norm):
         peak = f", with a peak of {w.format_number(highest.norm)} at step {highest.step}"
     return f"The sharpness ‖H‖ {course}, {span} at step {last.step}{peak}."
@@ -132,18 +154,26 @@ def _describe_cost(tracking: Tracking) -> str:
 
 def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:
     measured = _measured(tracking)
-    numbers = [doc.KeyNumber("last ‖H‖", w.format_number(p.norm), f"step {p.step}") for p in measured[-1:]]
-    if known := [(point.lr_over_limit, point.step) for point in measured if point.lr_over_limit is not None]:
+    numbers = [
+        doc.KeyNumber("last ‖H‖", w.format_number(p.norm), f"step {p.step}") for p in measured[-1:]
+    ]
+    if known := [
+        (point.lr_over_limit, point.step) for point in measured if point.lr_over_limit is not None
+    ]:
         ratio, step = max(known, key=lambda pair: pair[0])
         note = f"step {step}; unstable above 1"
         numbers.append(doc.KeyNumber("highest lr / limit", w.format_ratio(ratio), note))
-    return [*numbers, doc.KeyNumber("spent measuring", w.format_percent(tracking.overhead, 2), "of the time")]
+    return [
+        *numbers,
+        doc.KeyNumber("spent measuring", w.format_percent(tracking.overhead, 2), "of the time"),
+    ]
 
 
 def _step_charts(tracking: Tracking) -> list[doc.LineChart]:
     norms = _series("‖H‖", _values(tracking, "norm"))
     stable = [value for value in _values(tracking, "stable_norm") if math.isfinite(value[1])]
-    limits, rules = [limit for _, limit, _ in stable], []
+    limits = [limit for _, limit, _ in stable]
+    rules = []
     if limits and 0 < max(limits) <= SAME * min(limits):
         rules = [doc.ReferenceLine(limits[0], f"stability limit {w.format_number(limits[0])}")]
     else:
@@ -156,13 +186,17 @@ def _step_charts(tracking: Tracking) -> list[doc.LineChart]:
     one = [doc.ReferenceLine(1.0, "stability limit")]
     charts = [
         _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules=rules),
-        _chart("loss", kind.capitalize(), kind, losses, log_y=w.spans_much(finite) and min(finite) > 0),
+        _chart(
+            "loss", kind.capitalize(), kind, losses, log_y=w.spans_much(finite) and min(finite) > 0
+        ),
         _chart("limit", "Learning rate over its stability limit", "lr / limit", ratios, rules=one),
     ]
     return [chart for chart in charts if chart.series]
 
 
-def _chart(name: str, caption: str, y_label: str, series: Sequence[doc.Series], **more: Any) -> doc.LineChart:
+def _chart(
+    name: str, caption: str, y_label: str, series: Sequence[doc.Series], **more: Any
+) -> doc.LineChart:
     known = {one.name: [y for y in one.y if y is not None] for one in series}
     ranges = [f"{name} {w.format_range(values)}" for name, values in known.items()]
     told = f"Over the steps: {'; '.join(ranges)}."
@@ -172,7 +206,9 @@ def _chart(name: str, caption: str, y_label: str, series: Sequence[doc.Series], 
 
 def _values(tracking: Tracking, field: str) -> list[Value]:
     found = [(point, getattr(point, field)) for point in tracking.points]
-    return [(point.step, value, _describe_point(point)) for point, value in found if value is not None]
+    return [
+        (point.step, value, _describe_point(point)) for point, value in found if value is not None
+    ]
 
 
 def _series(name: str, values: Sequence[Value]) -> list[doc.Series]:
@@ -185,10 +221,15 @@ def _series(name: str, values: Sequence[Value]) -> list[doc.Series]:
 def _layer_charts(tracking: Tracking) -> list[doc.LineChart]:
     if not (points := [point for point in tracking.points if point.layers]):
         return []
-    last, steps = points[-1].layers, [point.step for point in points]
+    last = points[-1].layers
+    steps = [point.step for point in points]
     names = sorted(last, key=lambda name: -last[name])[:MOST_LINES]
     ends = ", ".join(f"{name} {w.format_number(last[name])}" for name in names)
-    which = f"the {MOST_LINES} sharpest of {len(last)} layers" if len(last) > MOST_LINES else "each layer"
+    which = (
+        f"the {MOST_LINES} sharpest of {len(last)} layers"
+        if len(last) > MOST_LINES
+        else "each layer"
+    )
     told = f"‖H‖ of {which} over the steps; at the end {ends}."
     curves = {name: [point.layers.get(name) for point in points] for name in names}
     pairs = zip(curves.items(), w.ramp(range(len(names))), strict=True)
@@ -197,7 +238,8 @@ def _layer_charts(tracking: Tracking) -> list[doc.LineChart]:
 
 
 def _point_blocks(tracking: Tracking) -> list[doc.Block]:
-    points, few = tracking.points, spread_out(tracking.points, MOST_ROWS)
+    points = tracking.points
+    few = spread_out(tracking.points, MOST_ROWS)
     blocks: list[doc.Block] = [doc.Table("Measurements", _columns(few))] if few else []
     if len(few) < len(points):
         shown = f"{len(few)} of {len(points)} measurements are shown; .points has all."
@@ -208,10 +250,19 @@ def _point_blocks(tracking: Tracking) -> list[doc.Block]:
         ]
     settings = {
         "optimizer": tracking.optimizer or "not given: the limit is that of gradient descent",
-        **{name: getattr(tracking, name) for name in ("curvature", "examples", "every", "max_overhead")},
-        "seconds": w.format_number(tracking.seconds), "seed": tracking.seed, **tracking.versions,
-    }  # fmt: skip
-    return [*blocks, *w.note_paragraphs(tracking.notes), doc.Facts("Settings", w.write_pairs(settings))]
+        **{
+            name: getattr(tracking, name)
+            for name in ("curvature", "examples", "every", "max_overhead")
+        },
+        "seconds": w.format_number(tracking.seconds),
+        "seed": tracking.seed,
+        **tracking.versions,
+    }
+    return [
+        *blocks,
+        *w.note_paragraphs(tracking.notes),
+        doc.Facts("Settings", w.write_pairs(settings)),
+    ]
 
 
 def spread_out(points: Sequence[TrackedPoint], most: int) -> Sequence[TrackedPoint]:
@@ -225,14 +276,24 @@ def _columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:
     for heading, field, importance in COLUMNS:
         values = [getattr(point, field) for point in points]
         keys = [math.nan if value is None else value for value in values]
-        write = w.format_ratio if field == "lr_over_limit" else str if field == "step" else w.format_number
+        write = (
+            w.format_ratio
+            if field == "lr_over_limit"
+            else str
+            if field == "step"
+            else w.format_number
+        )
         cells = ["" if value is None else write(value) for value in values]
         if field == "norm":
             rough = [not point.converged and not math.isnan(point.norm) for point in points]
             cells = [f"~{cell}" if mark else cell for cell, mark in zip(cells, rough, strict=True)]
-        marks = ["diverged" if key >= 1 else "" for key in keys] if field == "lr_over_limit" else None
+        marks = (
+            ["diverged" if key >= 1 else "" for key in keys] if field == "lr_over_limit" else None
+        )
         columns.append(doc.Column(heading, cells, importance, keys=keys, marks=marks))
-    sharpest = [max(point.layers, key=point.layers.__getitem__) if point.layers else "" for point in points]
+    sharpest = [
+        max(point.layers, key=point.layers.__getitem__) if point.layers else "" for point in points
+    ]
     columns.append(w.name_column("sharpest layer", sharpest, 2))
     return [column for column in columns if any(column.cells)]
 

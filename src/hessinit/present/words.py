@@ -13,7 +13,8 @@ from hessinit.present.document import Column, Numbers, Paragraph, Series
 from hessinit.results.curvature_report import Estimate
 
 LONGEST_NAME = 80  # letters: a longer one would bury the sentence or the table that it stands in
-# Control characters, marks that reorder text, lone surrogates: a name from a file must not steer a terminal.
+# Control characters, marks that reorder text, lone surrogates: a name from a file must not steer a
+# terminal.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 LOGARITHMIC_FROM = 5.0  # ratio of the largest to the smallest value on an axis
@@ -50,7 +51,11 @@ def format_times(ratio: float) -> str:
 
 def format_estimate(estimate: Estimate | None) -> str:
     """Write an estimate's value, with `~` before it when it did not converge; nothing for None."""
-    return "" if estimate is None else ("" if estimate.converged else "~") + format_number(estimate.value)
+    return (
+        ""
+        if estimate is None
+        else ("" if estimate.converged else "~") + format_number(estimate.value)
+    )
 
 
 def format_mean(mean: float, error: float) -> str:
@@ -62,10 +67,12 @@ def format_mean(mean: float, error: float) -> str:
     ('0.235 ± 0.012', '0.200', '1.10 ± 0.0012')
     """
     size = abs(float(f"{mean:.2e}")) if math.isfinite(mean) else math.inf
-    shown, shown_error = format_number(mean), "0"
+    shown = format_number(mean)
+    shown_error = "0"
     if 1e-4 <= size < 1e5:
         decimals = max(0, 2 - math.floor(math.log10(size)))
-        shown, shown_error = f"{mean:.{decimals}f}", f"{error:.{decimals}f}"
+        shown = f"{mean:.{decimals}f}"
+        shown_error = f"{error:.{decimals}f}"
     if math.isnan(error):
         return shown
     return f"{shown} ± {shown_error if float(shown_error) else format_number(error, 2)}"
@@ -149,7 +156,9 @@ def join_names(names: Sequence[str], most: int = 3) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def name_column(heading: str, cells: Iterable[str], importance: int = 9, *, wraps: bool = False) -> Column:
+def name_column(
+    heading: str, cells: Iterable[str], importance: int = 9, *, wraps: bool = False
+) -> Column:
     return Column(heading, list(cells), importance, is_number=False, wraps=wraps)
 
 
@@ -159,7 +168,9 @@ def note_paragraphs(texts: Iterable[str]) -> list[Paragraph]:
 
 def write_pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Write names and plain values as text; None is a dash."""
-    shown = {name.replace("_", " "): "–" if value is None else value for name, value in values.items()}
+    shown = {
+        name.replace("_", " "): "–" if value is None else value for name, value in values.items()
+    }
     return [(name, one if isinstance(one, str) else json.dumps(one)) for name, one in shown.items()]
 
 
@@ -177,12 +188,19 @@ def looks(names: Sequence[str]) -> dict[str, Any]:
     bases = {name: name.removesuffix("+warmup") for name in names}
     others = [base for base in dict.fromkeys(bases.values()) if base != "hessinit"]
     colors = dict(zip(others, cycle(CURVES), strict=False))
-    return {n: {"color": colors.get(base, "vermilion"), "dashed": n != base} for n, base in bases.items()}
+    return {
+        n: {"color": colors.get(base, "vermilion"), "dashed": n != base}
+        for n, base in bases.items()
+    }
 
 
-def crosses(name: str, y: Numbers, x: Numbers, details: Sequence[str] | None = None, **style: Any) -> Series:
+def crosses(
+    name: str, y: Numbers, x: Numbers, details: Sequence[str] | None = None, **style: Any
+) -> Series:
     """Return crosses where the curve of that name diverges."""
-    return Series(name, y, x, points=True, symbol="cross", in_legend=False, details=details, **style)
+    return Series(
+        name, y, x, points=True, symbol="cross", in_legend=False, details=details, **style
+    )
 
 
 def ramp(values: Sequence[float]) -> list[str]:

@@ -37,7 +37,11 @@ def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
     if isinstance(structure, (list, tuple)):
         return type(structure)(map_tensors(function, value) for value in structure)
     if dataclasses.is_dataclass(structure) and not isinstance(structure, type):
-        own = {one.name: getattr(structure, one.name) for one in dataclasses.fields(structure) if one.init}
+        own = {
+            one.name: getattr(structure, one.name)
+            for one in dataclasses.fields(structure)
+            if one.init
+        }
         return dataclasses.replace(structure, **map_tensors(function, own))
     return structure
 
@@ -118,7 +122,9 @@ def read_batches(batch: Any) -> list[tuple[str, Batch]]:
             continue
         if isinstance(batch, (tuple, list)) and all(isinstance(item, Tensor) for item in batch):
             why = f"batch is a {type(batch).__name__} of {len(batch)} tensors; it must be (inputs, targets)"
-            way = "Group several inputs: ((x1, x2), targets), with forward=lambda model, x: model(*x)"
+            way = (
+                "Group several inputs: ((x1, x2), targets), with forward=lambda model, x: model(*x)"
+            )
             raise ProblemError(f"{why}. {way}.")
         raise ProblemError(
             f"batch {index} is a {type(pair).__name__}; every batch must be a pair (inputs, targets). Make "
@@ -126,16 +132,23 @@ def read_batches(batch: Any) -> list[tuple[str, Batch]]:
             "by name."
         )
     places = [f"batch {index}: " for index in range(len(pairs))]
-    return [(place, _count(pair[0], pair[1], place)) for place, pair in zip(places, pairs, strict=True)]
+    return [
+        (place, _count(pair[0], pair[1], place)) for place, pair in zip(places, pairs, strict=True)
+    ]
 
 
 def read_few(batches: Iterable[Any], minimum: str) -> list[Any]:
-    """All that an iterable gives: at least one, not endlessly many. Nobody's random numbers are used up."""
+    """All that an iterable gives: at least one, not endlessly many.
+
+    Nobody's random numbers are used up.
+    """
     with untouched_random_state(), untouched_sources(batches):
         found = list(itertools.islice(batches, MOST_BATCHES + 1))
     if not found:
         why = f"batch is an empty iterable; it must hold at least {minimum}"
-        raise ProblemError(f"{why}. An iterator is empty once it was read: pass the loader or list itself.")
+        raise ProblemError(
+            f"{why}. An iterator is empty once it was read: pass the loader or list itself."
+        )
     if len(found) > MOST_BATCHES:
         why = f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once"
         raise ProblemError(f"{why}; a few tell the curvature: pass itertools.islice(batch, 8).")
@@ -148,7 +161,8 @@ def _is_pair(batch: Any) -> bool:
     def has_two(item: Any) -> bool:
         return isinstance(item, (tuple, list)) and len(item) == 2
 
-    # ((x1, x2), y) is one batch with two inputs; ((x, y), (x, y)) can only be two batches if it is a list.
+    # ((x1, x2), y) is one batch with two inputs; ((x, y), (x, y)) can only be two batches if it is
+    # a list.
     batches = isinstance(batch, list) and all(
         isinstance(one, Mapping) or dataclasses.is_dataclass(one) or has_two(one) for one in batch
     )
@@ -181,7 +195,8 @@ def _examples(given: list[tuple[int, ...]], targeted: list[tuple[int, ...]]) -> 
     """How many examples tensors of these shapes hold; None when inputs and targets contradict each other."""
     if not given or not targeted:
         return (given or targeted)[0][0]
-    size, first = targeted[0][0], given[0][0]
+    size = targeted[0][0]
+    first = given[0][0]
     counts = [shape[0] for shape in targeted]
     for shape in given:
         if shape[0] in counts:
@@ -192,19 +207,27 @@ def _examples(given: list[tuple[int, ...]], targeted: list[tuple[int, ...]]) -> 
         return first  # targets flattened over examples and positions, as language models like them
     if len(given) == len(targeted) == 1:
         return None
-    # Nested ones may count anything (the nodes of graphs, the words of bags): only the model can tell.
+    # Nested ones may count anything (the nodes of graphs, the words of bags): only the model can
+    # tell.
     return first if len(given) == 1 else size
 
 
 def cast(structure: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """Floating-point and complex tensors in `dtype`, everything on `device`; copies only what has to change.
 
-    Where some are on `device` already, the others stay: the lengths of packed sequences belong on the CPU.
+    Where some are on `device` already, the others stay: the lengths of packed sequences belong on
+    the CPU.
     """
     placed = any(tensor.device == device for tensor in tensors_in(structure))
 
     def convert(tensor: Tensor) -> Tensor:
-        kind = dtype if tensor.is_floating_point() else dtype.to_complex() if tensor.is_complex() else None
+        kind = (
+            dtype
+            if tensor.is_floating_point()
+            else dtype.to_complex()
+            if tensor.is_complex()
+            else None
+        )
         return tensor.detach().to(device=None if placed else device, dtype=kind)
 
     return map_tensors(convert, structure)

@@ -53,7 +53,9 @@ def _first_of(nodes: Iterable[Any], tensors: Mapping[str, Tensor]) -> str | None
 
 def check_no_reentrant_checkpoints(output: Tensor) -> None:
     """They recompute the forward inside `backward()`, and refuse `autograd.grad`."""
-    if any(type(node).__name__ == "CheckpointFunctionBackward" for node in graph_nodes(output.grad_fn)):
+    if any(
+        type(node).__name__ == "CheckpointFunctionBackward" for node in graph_nodes(output.grad_fn)
+    ):
         raise ProblemError(
             "the model recomputes activations by reentrant checkpoints, which have no second derivative. "
             "Turn them off while measuring, or pass use_reentrant=False to torch.utils.checkpoint.checkpoint."
@@ -69,7 +71,8 @@ def custom_functions(output: Tensor, stop: Tensor | None = None) -> list[str]:
 
 
 def graph_nodes(top: Any, stop: Any = None) -> Iterator[Any]:
-    seen, waiting = {top}, [top]
+    seen = {top}
+    waiting = [top]
     while waiting:
         if (node := waiting.pop()) is None:
             continue
@@ -82,21 +85,28 @@ def graph_nodes(top: Any, stop: Any = None) -> Iterator[Any]:
                 waiting.append(source)
 
 
-# Dropping one layer in ten goes unnoticed in one repetition nine times out of ten, in nineteen once in seven.
+# Dropping one layer in ten goes unnoticed in one repetition nine times out of ten, in nineteen once
+# in seven.
 _DRAWS = 20
 
 
 def check_forward(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor, bool]:
     """The output, the loss, and whether a part of the batch can be evaluated alone; refuses a random forward.
 
-    Evaluates once, and once more on an eighth of the examples under other random numbers. If these agree with
-    the whole, the forward is deterministic. If not, the examples may just see each other (as in BatchNorm's
-    train mode): then a second whole evaluation decides.
+    Evaluates once, and once more on an eighth of the examples under other random numbers. If these
+    agree with the whole, the forward is deterministic. If not, the examples may just see each other
+    (as in BatchNorm's train mode): then a second whole evaluation decides.
     """
-    output, loss = problem.output_and_loss(batch, lambda output: _check_finite_output(problem, batch, output))
+    output, loss = problem.output_and_loss(
+        batch, lambda output: _check_finite_output(problem, batch, output)
+    )
     if not all_finite(loss.detach()):
         bad = sum(int((~torch.isfinite(tensor)).sum()) for tensor in tensors_in(batch.targets))
-        cause = f"the targets hold {bad} NaN or inf; clean them" if bad else "check the targets and the loss"
+        cause = (
+            f"the targets hold {bad} NaN or inf; clean them"
+            if bad
+            else "check the targets and the loss"
+        )
         kind = ProblemError if bad else WeightsError
         raise kind(f"the loss is {loss.item()} though the model's output is finite: {cause}.")
     check_graph(problem, output, loss)
@@ -131,7 +141,9 @@ def check_draw_repeats(problem: Problem, batch: Batch, output: Tensor) -> None:
         )
 
 
-def _check_loss_repeats(problem: Problem, batch: Batch, output: Tensor, loss: Tensor, draws: bool) -> None:
+def _check_loss_repeats(
+    problem: Problem, batch: Batch, output: Tensor, loss: Tensor, draws: bool
+) -> None:
     for draw in range(_DRAWS if draws and problem.dropout != "freeze" else 1):
         if not agree(problem.loss_of(output.detach(), batch, draw=draw).detach(), loss.detach()):
             raise ProblemError(
@@ -168,10 +180,14 @@ def _check_finite_output(problem: Problem, batch: Batch, output: Tensor) -> None
     if all_finite(output.detach()):
         return
     found: list[str] = []
-    leaves = {module: name for name, module in problem.model.named_modules() if not any(module.children())}
+    leaves = {
+        module: name for name, module in problem.model.named_modules() if not any(module.children())
+    }
 
     def watch(module: nn.Module, inputs: object, output: object) -> None:
-        if not found and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors_in(output)):
+        if not found and not all(
+            bool(torch.isfinite(tensor).all()) for tensor in tensors_in(output)
+        ):
             found.append(leaves[module] or f"the {type(module).__name__} itself")
 
     handles = [module.register_forward_hook(watch) for module in leaves]
@@ -191,7 +207,9 @@ def _check_finite_output(problem: Problem, batch: Batch, output: Tensor) -> None
 def find_bad_buffer(model: nn.Module) -> str | None:
     """The first that holds NaN, or, among the statistics of normalization, inf; a mask may hold inf."""
     for name, buffer in model.named_buffers():
-        bad = ~buffer.isfinite() if name.endswith(("running_mean", "running_var")) else buffer.isnan()
+        bad = (
+            ~buffer.isfinite() if name.endswith(("running_mean", "running_var")) else buffer.isnan()
+        )
         if bool(bad.any()):
             return name
     return None

@@ -40,7 +40,8 @@ def _embedding_bag(
     names = ["max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights"]
     names += ["include_last_offset", "padding_idx"]
     options = {**dict(zip(names, positional, strict=False)), **named}
-    mode, padding = options.get("mode", "mean"), options.get("padding_idx")
+    mode = options.get("mode", "mean")
+    padding = options.get("padding_idx")
     refused = ("max_norm", "scale_grad_by_freq", "per_sample_weights", "include_last_offset")
     if mode == "max" or any(options.get(name) not in (None, False) for name in refused):
         raise ProblemError(
@@ -55,7 +56,9 @@ def _embedding_bag(
     kept = torch.ones_like(flat, dtype=rows.dtype)
     if padding is not None:
         kept = (flat != padding % weight.shape[0]).to(rows.dtype)
-    sums = rows.new_zeros(len(offsets), weight.shape[1]).index_add(0, bags, rows * kept.unsqueeze(1))
+    sums = rows.new_zeros(len(offsets), weight.shape[1]).index_add(
+        0, bags, rows * kept.unsqueeze(1)
+    )
     if mode == "sum":
         return sums
     sizes = kept.new_zeros(len(offsets)).index_add(0, bags, kept)
@@ -63,9 +66,14 @@ def _embedding_bag(
 
 
 def _embedding(
-    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
-    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
-) -> Tensor:  # fmt: skip
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
     """A sparse gradient cannot be differentiated again; the dense one holds the same numbers."""
     if scale_grad_by_freq or max_norm is not None:
         raise ProblemError(
@@ -116,30 +124,38 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 def twice_differentiable(model: nn.Module, *, tf32: bool = False) -> Iterator[None]:
     """Run the forward with kernels that have a second derivative, in full precision or TF32, no autocast.
 
-    Fused attention and cuDNN's recurrent kernels have only a first one, oneDNN's not in every version. Only
-    switches of torch are set, and all are put back on leaving.
+    Fused attention and cuDNN's recurrent kernels have only a first one, oneDNN's not in every
+    version. Only switches of torch are set, and all are put back on leaving.
     """
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        # It looks for NaN in every gradient, which batched ones refuse: each failure would print a traceback.
+        # It looks for NaN in every gradient, which batched ones refuse: each failure would print a
+        # traceback.
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         # The encoder's, for what needs no gradient, gives zeros where training does not.
-        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        stack.callback(
+            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+        )
         torch.backends.mha.set_fastpath_enabled(False)
         for kind in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(kind, enabled=False))
         if "torch._dynamo" in sys.modules:
-            # Whatever is compiled runs as it was written: compiled code has only a first derivative.
+            # Whatever is compiled runs as it was written: compiled code has only a first
+            # derivative.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if default_device().type != "cpu":
-            stack.enter_context(torch.device("cpu"))  # for our own vectors; the forward gets the user's back
+            stack.enter_context(
+                torch.device("cpu")
+            )  # for our own vectors; the forward gets the user's back
         stack.enter_context(matrix_products(tf32=tf32))
         if torch.cuda.is_available():
             cudnn = torch.backends.cudnn
-            stack.enter_context(cudnn.flags(enabled=not recurrent, deterministic=True, allow_tf32=tf32))
+            stack.enter_context(
+                cudnn.flags(enabled=not recurrent, deterministic=True, allow_tf32=tf32)
+            )
         if recurrent and torch.backends.mkldnn.is_available():
             onednn: Any = torch.backends.mkldnn
             stack.callback(setattr, onednn, "enabled", onednn.enabled)

@@ -39,7 +39,8 @@ _ONE_AT_A_TIME = threading.RLock()
 _SIGNALS = [one for one in signal.Signals if one.name in {"SIGINT", "SIGALRM", "SIGTERM"}]
 # Our modules that call the user's code where it may take long, and where nothing is being put back.
 _CALLERS = tuple(
-    f"hessinit.{name}" for name in ("training.", "problem.problem", "problem.batches", "init.recorder")
+    f"hessinit.{name}"
+    for name in ("training.", "problem.problem", "problem.batches", "init.recorder")
 )
 _deferred: set[int] = set()  # whose handlers are replaced
 _arrived: dict[int, Callable[[], Any]] = {}  # the calls of their handlers that wait
@@ -48,15 +49,17 @@ _arrived: dict[int, Callable[[], Any]] = {}  # the calls of their handlers that 
 def uninterrupted(verb: Verb) -> Verb:
     """The verb, which no signal cuts in half; every public one that runs the user's model is decorated so.
 
-    Ctrl-C raises between any two instructions of the main thread, in `finally` and `__exit__` too, and in
-    those of torch. While the verb works, the handlers of signals are called only where an exception is as
-    good as one of the user's: in their code, before the next call of it, and at the end. What the verb has
-    written is undone if a handler raises at the end, as the caller gets no result.
+    Ctrl-C raises between any two instructions of the main thread, in `finally` and `__exit__` too,
+    and in those of torch. While the verb works, the handlers of signals are called only where an
+    exception is as good as one of the user's: in their code, before the next call of it, and at the
+    end. What the verb has written is undone if a handler raises at the end, as the caller gets no
+    result.
     """
 
     @functools.wraps(verb)
     def called(*args: Any, **kwargs: Any) -> Any:
-        result, in_main_thread = None, threading.current_thread() is threading.main_thread()
+        result = None
+        in_main_thread = threading.current_thread() is threading.main_thread()
         try:
             with contextlib.ExitStack() as stack:
                 stack.callback(deliver_interrupts)
@@ -86,7 +89,8 @@ def deliver_interrupts() -> None:
 def _receive(handler: Callable[..., Any], number: int, frame: types.FrameType | None) -> None:
     """Call the handler at once in the user's code, which may take long; else let the signal wait.
 
-    No context of torch or Python is cut, whoever has called it; what waits for data or processes is.
+    No context of torch or Python is cut, whoever has called it; what waits for data or processes
+    is.
     """
     _arrived[number] = functools.partial(handler, number, frame)
     names = [str(one.f_globals.get("__name__")) for one, _ in traceback.walk_stack(frame)]
@@ -94,7 +98,8 @@ def _receive(handler: Callable[..., Any], number: int, frame: types.FrameType | 
     inner = next((name for name in names if name.partition(".")[0] not in library), "")
     caller = next((name for name in names if name.startswith("hessinit.")), _CALLERS[0])
     if caller.startswith(_CALLERS) and (
-        inner.startswith("torch.utils.data") or not inner.startswith(("torch", "hessinit", "contextlib"))
+        inner.startswith("torch.utils.data")
+        or not inner.startswith(("torch", "hessinit", "contextlib"))
     ):
         deliver_interrupts()
 
@@ -168,18 +173,29 @@ _FOREIGN = (Dataset, DataLoader, Sampler, torch.optim.Optimizer)
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "lightning", "pytorch_lightning"}
 # Some objects of the standard library keep the user's data, such as UserDict, local and ContextVar.
 _FOREIGN_PACKAGES = _LIBRARIES - {
-    "argparse", "collections", "functools", "types", "weakref", "_weakrefset", "_thread", "_contextvars",
-}  # fmt: skip
+    "argparse",
+    "collections",
+    "functools",
+    "types",
+    "weakref",
+    "_weakrefset",
+    "_thread",
+    "_contextvars",
+}
 _CONTAINERS = (list, dict, set, deque)
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.CellType, functools.partial)
 _CELLS = (types.CellType, contextvars.ContextVar)
-# Entries are exchanged in these only: some subclasses, such as the outputs of Transformers, refuse it.
+# Entries are exchanged in these only: some subclasses, such as the outputs of Transformers, refuse
+# it.
 _EXCHANGED = {list, dict, OrderedDict, defaultdict, deque, *_CELLS, types.FunctionType}
 _ARRAYS = (numpy.ndarray, bytearray, array.array)
 _CACHE = type(functools.lru_cache(len))
 _GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState)
 _all_modules = torch.nn.modules.module
-_HOOKS_OF_ALL: list[Any] = [_all_modules._global_backward_hooks, _all_modules._global_backward_pre_hooks]
+_HOOKS_OF_ALL: list[Any] = [
+    _all_modules._global_backward_hooks,
+    _all_modules._global_backward_pre_hooks,
+]
 
 
 class UserState:
@@ -191,7 +207,9 @@ class UserState:
         found, self.meets_it = _reachable(roots, _belongs_to_the_function, known)
         self._known: dict[int, Any] = {**known, **found}
         if unset := [
-            one for one in found.values() if isinstance(one, contextvars.ContextVar) and not _held(one)
+            one
+            for one in found.values()
+            if isinstance(one, contextvars.ContextVar) and not _held(one)
         ]:
             raise ProblemError(
                 f"the ContextVar {unset[0].name!r} has no value, and one that is set cannot be taken back. "
@@ -208,9 +226,14 @@ class UserState:
             if isinstance(one, types.FunctionType)
             for namespace, names in _namespaces(one)
         ]
-        # Backward hooks belong to training, and may change the derivatives that they see: they are off.
+        # Backward hooks belong to training, and may change the derivatives that they see: they are
+        # off.
         modules = [vars(one) for one in found.values() if isinstance(one, nn.Module)]
-        hooks = [module[kind] for module in modules for kind in ("_backward_hooks", "_backward_pre_hooks")]
+        hooks = [
+            module[kind]
+            for module in modules
+            for kind in ("_backward_hooks", "_backward_pre_hooks")
+        ]
         self._resting = [_Holder(table) for table in [*hooks, *_HOOKS_OF_ALL] if table]
 
     @contextlib.contextmanager
@@ -219,8 +242,8 @@ class UserState:
     ) -> Iterator[StandIns]:
         """Replace every tensor, array and generator by a stand-in; restore everything on exit.
 
-        `convert` makes the stand-in of a tensor, by default a copy; a `nn.Parameter` stands for itself. With
-        `hooks`, backward hooks stay on.
+        `convert` makes the stand-in of a tensor, by default a copy; a `nn.Parameter` stands for
+        itself. With `hooks`, backward hooks stay on.
         """
         deliver_interrupts()  # before each call of the user's functions
         stand_ins = StandIns(convert or _copy, seed)
@@ -249,8 +272,12 @@ class ModelState:
     def __init__(self, model: nn.Module, *functions: Any) -> None:
         self._state = UserState(model, *functions)
         own = model.parameters()
-        self._found = [(one, one.data, one.data.clone(), one.grad, one.requires_grad) for one in own]
-        self.chosen: Sequence[Tensor] | None = None  # the weights that `untouched_model` leaves behind
+        self._found = [
+            (one, one.data, one.data.clone(), one.grad, one.requires_grad) for one in own
+        ]
+        self.chosen: Sequence[Tensor] | None = (
+            None  # the weights that `untouched_model` leaves behind
+        )
 
     def restore(self, weights: Sequence[Tensor] | None = None) -> None:
         """Restore everything, bit for bit, with other `weights` if they are given."""
@@ -288,7 +315,8 @@ def untouched_model(model: nn.Module, *functions: Any) -> Iterator[ModelState]:
 
     After success the model gets the weights that were assigned to `chosen`, if any.
     """
-    found, weights = ModelState(model, *functions), None
+    found = ModelState(model, *functions)
+    weights = None
     try:
         with untouched_random_state():
             yield found
@@ -301,7 +329,8 @@ class StandIns:
     """Stand-ins for tensors, arrays and generators; what is reached in two ways has one stand-in."""
 
     def __init__(self, convert: Convert, seed: int) -> None:
-        self._convert, self._seed = convert, seed
+        self._convert = convert
+        self._seed = seed
         self._made: dict[int, Any] = {}
         self._twins: list[tuple[Any, Any]] = []
 
@@ -318,14 +347,17 @@ class StandIns:
             return self._convert(value)
         if isinstance(value, _ARRAYS):
             return copy.copy(value)
-        if isinstance(value, _CACHE):  # what it keeps of these weights, in this precision, goes with it
+        if isinstance(
+            value, _CACHE
+        ):  # what it keeps of these weights, in this precision, goes with it
             return functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
         if _is_iterator(value):
             return map(_refuse_reading, [value])
         if isinstance(value, tuple):
             entries = [self(entry) if _needs_stand_in(entry) else entry for entry in value]
             return type(value)(*entries) if hasattr(value, "_fields") else tuple(entries)
-        stand_in, twin = _seeded(value, self._seed), _seeded(value, self._seed)
+        stand_in = _seeded(value, self._seed)
+        twin = _seeded(value, self._seed)
         self._twins.append((stand_in, twin))
         return stand_in
 
@@ -334,9 +366,12 @@ class _Holder:
     """A container, an object's `__dict__`, a cell, a class, a function's defaults or globals; its content."""
 
     def __init__(self, store: Any, names: list[str] | None = None) -> None:
-        self.store, self._names = store, _state_names(store) if isinstance(store, type) else names
+        self.store = store
+        self._names = _state_names(store) if isinstance(store, type) else names
         self._keys, self._values = map(list, self._read())
-        exchanged = enumerate(self._values if isinstance(store, type) or type(store) in _EXCHANGED else ())
+        exchanged = enumerate(
+            self._values if isinstance(store, type) or type(store) in _EXCHANGED else ()
+        )
         self._places = [place for place, value in exchanged if _needs_stand_in(value)]
 
     def exchange(self, stand_in: Callable[[Any], Any]) -> None:
@@ -355,7 +390,9 @@ class _Holder:
         one = vars(self.store) if isinstance(self.store, type) else self.store
         if isinstance(one, (dict, types.MappingProxyType)):
             names = self._names
-            return (one, one.values()) if names is None else (names, [one.get(name) for name in names])
+            return (
+                (one, one.values()) if names is None else (names, [one.get(name) for name in names])
+            )
         if isinstance(one, _CELLS):
             return [], _held(one)
         return [], list((one.__defaults__ or ()) if isinstance(one, types.FunctionType) else one)
@@ -389,7 +426,9 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _needs_stand_in(value: Any) -> bool:
-    if isinstance(value, tuple) and type(value).__module__ != "torch":  # torch.Size and what torch returns
+    if (
+        isinstance(value, tuple) and type(value).__module__ != "torch"
+    ):  # torch.Size and what torch returns
         return len(value) <= _MOST_IN_ONE and any(map(_needs_stand_in, value))
     # Not what is derived from Random: that of the system has no seed.
     return (
@@ -431,7 +470,9 @@ def _draw(generator: Any) -> float:
 def untouched_sources(*sources: Any) -> Iterator[None]:
     """Restore the generators and attributes of datasets, loaders, samplers and collators on exit."""
     inside = _reachable(sources, lambda one: not isinstance(one, type), {})[0].values()
-    rewinds = [_rewind(one) for one in inside if isinstance(one, _GENERATORS) or type(one) is random.Random]
+    rewinds = [
+        _rewind(one) for one in inside if isinstance(one, _GENERATORS) or type(one) is random.Random
+    ]
     holders = [
         _Holder(vars(one))
         for one in inside
@@ -441,7 +482,8 @@ def untouched_sources(*sources: Any) -> Iterator[None]:
         for holder in holders:
             holder.exchange(lambda one: map(_refuse_reading, [one]) if _is_iterator(one) else one)
         for loader in [one for one in inside if isinstance(one, DataLoader)]:
-            # With persistent workers all loops share one iterator: ours would use up that of training.
+            # With persistent workers all loops share one iterator: ours would use up that of
+            # training.
             loader._iterator = None
         yield
     finally:
@@ -457,7 +499,9 @@ def _reachable(
     What functions reach by names comes last: there may be no end of it.
     """
     found: dict[int, Any] = {}  # holds the objects, so that no other one gets their id
-    meets_known, waiting, named = False, list(roots), list[Any]()
+    meets_known = False
+    waiting = list(roots)
+    named = list[Any]()
     while (waiting or named) and len(found) < _MOST_OBJECTS:
         one = (waiting or named).pop()
         if id(one) in found or isinstance(one, _ATOMS):
@@ -468,7 +512,9 @@ def _reachable(
             found[id(one)] = one
             waiting += _contents(one)
             if isinstance(one, types.FunctionType):
-                named += [namespace[name] for namespace, names in _namespaces(one) for name in names]
+                named += [
+                    namespace[name] for namespace, names in _namespaces(one) for name in names
+                ]
     return found, meets_known
 
 
@@ -508,7 +554,8 @@ def _state_names(kind: type) -> list[str]:
     return [
         name
         for name, value in vars(kind).items()
-        if isinstance(value, _CACHE) or not (name.startswith("__") or hasattr(type(value), "__get__"))
+        if isinstance(value, _CACHE)
+        or not (name.startswith("__") or hasattr(type(value), "__get__"))
     ]
 
 
@@ -530,14 +577,17 @@ def _namespaces(function: types.FunctionType) -> list[tuple[dict[str, Any], list
         for one in map(function.__globals__.get, names)
         if isinstance(one, types.ModuleType) and one.__name__.partition(".")[0] not in _LIBRARIES
     ]
-    return [(one, [name for name in names if name in one]) for one in (function.__globals__, *modules)]
+    return [
+        (one, [name for name in names if name in one]) for one in (function.__globals__, *modules)
+    ]
 
 
 def _names(function: types.FunctionType) -> list[str]:
     """The names that the function, or one inside it, uses, but for local ones; none for one of a library."""
     if (function.__module__ or "").partition(".")[0] in _LIBRARIES:
         return []
-    codes, names = [function.__code__], dict[str, None]()
+    codes = [function.__code__]
+    names = dict[str, None]()
     for code in codes:
         names.update(dict.fromkeys(code.co_names))
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]

@@ -33,7 +33,9 @@ _MIXED = re.compile(r"dtype|scalar type|type \(.*\) and .*type", re.IGNORECASE)
 
 
 @contextlib.contextmanager
-def explained(model: nn.Module, inputs: Any, forward: Forward | None, converted: bool) -> Iterator[None]:
+def explained(
+    model: nn.Module, inputs: Any, forward: Forward | None, converted: bool
+) -> Iterator[None]:
     """Turn known errors of the forward into a `ProblemError` with the way out; other errors pass."""
     try:
         yield
@@ -79,9 +81,14 @@ def explain_module(failure: Exception, model: nn.Module, inputs: Any) -> None:
     """Name the layer that refused its input, and the shapes; return where it was no layer of torch."""
     names = {id(module): name for name, module in model.named_modules()}
     for frame in reversed(_frames_in_torch(failure)):
-        module, given = frame.f_locals.get("self"), frame.f_locals.get("input")
+        module = frame.f_locals.get("self")
+        given = frame.f_locals.get("input")
         if isinstance(module, nn.Module) and isinstance(given, Tensor) and not [*module.children()]:
-            layer = f"Its layer {names[id(module)]}, {module}," if names.get(id(module)) else f"{module}"
+            layer = (
+                f"Its layer {names[id(module)]}, {module},"
+                if names.get(id(module))
+                else f"{module}"
+            )
             raise ProblemError(
                 f"the model failed on inputs of {describe_tensors(inputs)}. {layer} got "
                 f"{describe_tensors(given)}: "
@@ -138,8 +145,8 @@ def explained_derivatives(*, of_loss: bool = False) -> Iterator[None]:
 Loss = Callable[[Any, Any], Tensor]
 Forward = Callable[[nn.Module, Any], Tensor]
 
-# A softmax that is sure of its answer has a curvature of p(1 − p), which float32 cancels away. The loss is
-# cheap beside the model, so it is taken in float64, unless the output is that large.
+# A softmax that is sure of its answer has a curvature of p(1 − p), which float32 cancels away. The
+# loss is cheap beside the model, so it is taken in float64, unless the output is that large.
 _MOST_FOR_DOUBLE = 2**22
 
 
@@ -159,18 +166,29 @@ class ProblemOptions(TypedDict, total=False):
 class Problem:
     """A model, a loss and batches, checked, as functions of the measured weights.
 
-    `leaves` are copies of the weights, which take the place of the model's own wherever the model, the loss
-    or `forward` holds them: neither a derivative nor a forward that writes into its weights touches the
-    model's own tensors. Buffers, inputs and targets are cloned for every call: BatchNorm's statistics stay
-    where they were, and an in-place forward finds the same data each time.
+    `leaves` are copies of the weights, which take the place of the model's own wherever the model,
+    the loss or `forward` holds them: neither a derivative nor a forward that writes into its
+    weights touches the model's own tensors. Buffers, inputs and targets are cloned for every call:
+    BatchNorm's statistics stay where they were, and an in-place forward finds the same data each
+    time.
     """
 
     @torch.inference_mode(False)
     def __init__(
-        self, model: nn.Module, loss: Loss, batch: Any, *, layers: str | Iterable[str] | None = None,
-        forward: Forward | None = None, dtype: torch.dtype | None = None, dropout: str = "refuse",
-        reduction: str = "auto", check: bool = True, seed: int = 0, precision: str = "full",
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batch: Any,
+        *,
+        layers: str | Iterable[str] | None = None,
+        forward: Forward | None = None,
+        dtype: torch.dtype | None = None,
+        dropout: str = "refuse",
+        reduction: str = "auto",
+        check: bool = True,
+        seed: int = 0,
+        precision: str = "full",
+    ) -> None:
         validate.check_arguments(model, loss, forward, dtype, dropout, reduction, check, precision)
         validate.check_order(model, loss)
         self.model = validate.unwrap(model)
@@ -183,14 +201,24 @@ class Problem:
         if self.device.type == "mps":
             why = "the model is on an Apple GPU (mps), which has no float64, and some steps need it"
             raise ProblemError(f"{why}; measure on the CPU: model.cpu().")
-        kinds = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
+        kinds = {
+            parameter.dtype
+            for parameter in self.model.parameters()
+            if parameter.is_floating_point()
+        }
         self.dtype = dtype or (torch.float64 if torch.float64 in kinds else torch.float32)
         self.converts = kinds != {self.dtype}
-        self.casts_output = False  # to a lower precision than that of the weights, as logits.float()
-        self.loss, self.forward = loss, forward
+        self.casts_output = (
+            False  # to a lower precision than that of the weights, as logits.float()
+        )
+        self.loss = loss
+        self.forward = forward
         self.seed = validate.check_whole("seed", seed, at_least=0)
-        self.dropout, self.reduction, self.check = dropout, reduction, check
-        self.drew, self.precision = False, "full" if precision == "auto" else precision
+        self.dropout = dropout
+        self.reduction = reduction
+        self.check = check
+        self.drew = False
+        self.precision = "full" if precision == "auto" else precision
         self.batches = tuple(self._convert(place, read) for place, read in read_batches(batch))
         self._names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         self._buffers = {id(buffer) for buffer in self.model.buffers()}
@@ -206,10 +234,14 @@ class Problem:
         for name, parameter in self.model.named_parameters():
             if name not in measured:
                 # What is not measured may be a large frozen model: it is shared.
-                fixed = parameter.detach().clone() if parameter.is_inference() else parameter.detach()
+                fixed = (
+                    parameter.detach().clone() if parameter.is_inference() else parameter.detach()
+                )
                 self.constants[name] = cast(fixed, self.dtype, fixed.device)
         own = {name: self.model.get_parameter(name).detach() for name in measured}
-        self.leaves = {name: one.to(self.dtype, copy=True).requires_grad_() for name, one in own.items()}
+        self.leaves = {
+            name: one.to(self.dtype, copy=True).requires_grad_() for name, one in own.items()
+        }
 
     @torch.inference_mode(False)
     def at_present_weights(self, check: bool) -> Problem:
@@ -245,17 +277,25 @@ class Problem:
             yield
 
     def output(
-        self, batch: Batch, *, draw: int = 0, weights: Mapping[str, Tensor] | None = None, plain: bool = False
+        self,
+        batch: Batch,
+        *,
+        draw: int = 0,
+        weights: Mapping[str, Tensor] | None = None,
+        plain: bool = False,
     ) -> Tensor:
         """The output as a function of `leaves`; `draw` seeds it; `drew` says whether anything was ever drawn.
 
-        `weights` replace leaves and constants, and set the dtype; `plain` runs without `Substitutes`.
+        `weights` replace leaves and constants, and set the dtype; `plain` runs without
+        `Substitutes`.
         """
         weights = weights or self._own_weights()
         with self._with_model(weights, draw):
             return self._call_model(batch, draw, weights, plain)
 
-    def output_and_loss(self, batch: Batch, inspect: Callable[[Tensor], None]) -> tuple[Tensor, Tensor]:
+    def output_and_loss(
+        self, batch: Batch, inspect: Callable[[Tensor], None]
+    ) -> tuple[Tensor, Tensor]:
         """Both of one call, as in training; `inspect` may refuse the output."""
         weights = self._own_weights()
         with self._with_model(weights, 0):
@@ -300,13 +340,16 @@ class Problem:
             yield
         del self._stand_ins  # they hold a copy of the weights where these are moved or in float64
 
-    def _call_model(self, batch: Batch, draw: int, weights: Mapping[str, Tensor], plain: bool) -> Tensor:
+    def _call_model(
+        self, batch: Batch, draw: int, weights: Mapping[str, Tensor], plain: bool
+    ) -> Tensor:
         dtype = next(iter(weights.values())).dtype
         # `cast` cuts the graph of inputs that require a gradient.
         given = batch.inputs if dtype == self.dtype else cast(batch.inputs, dtype, self.device)
         inputs = map_tensors(torch.clone, given)
         draws = Draws(self.seed + draw, self.device)
-        # A recomputation finds the model's own tensors: of another dtype, or buffers that it would write to.
+        # A recomputation finds the model's own tensors: of another dtype, or buffers that it would
+        # write to.
         training = (module for module in self.model.modules() if module.training)
         stateful = any(True for module in training for _ in module.buffers(recurse=False))
         guarded = self.converts or stateful
@@ -317,7 +360,9 @@ class Problem:
             contextlib.nullcontext() if plain else Substitutes(),
             torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16(dtype)),
         ):
-            result = self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
+            result = (
+                self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
+            )
         self.drew |= draws.happened() or self._stand_ins.drew()
         if self._in_bf16(dtype) and isinstance(result, Tensor) and result.dtype == torch.bfloat16:
             result = result.float()
@@ -343,10 +388,15 @@ class Problem:
         return self._call_loss_in(self.loss_dtype, output, batch, draw)
 
     def _call_loss_in(self, dtype: torch.dtype, output: Tensor, batch: Batch, draw: int) -> Tensor:
-        given, targets = output.to(dtype), map_tensors(torch.clone, cast(batch.targets, dtype, self.device))
-        draws, version, seed = Draws(self.seed + draw, self.device), given._version, self.seed + draw
+        given = output.to(dtype)
+        targets = map_tensors(torch.clone, cast(batch.targets, dtype, self.device))
+        draws = Draws(self.seed + draw, self.device)
+        version = given._version
+        seed = self.seed + draw
         with (
-            self._loss_state.with_stand_ins(lambda tensor: _widened(tensor, dtype), seed) as stand_ins,
+            self._loss_state.with_stand_ins(
+                lambda tensor: _widened(tensor, dtype), seed
+            ) as stand_ins,
             self._users_default_device(),
             explained_loss(output, batch.targets),
         ):
@@ -361,18 +411,25 @@ class Problem:
         return value
 
     def _users_default_device(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self._default_device.type == "cpu" else self._default_device
+        return (
+            contextlib.nullcontext() if self._default_device.type == "cpu" else self._default_device
+        )
 
 
 def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy, in `dtype` if that is wider. Its graph is kept, so that a weight behind it can be found."""
+    """A copy, in `dtype` if that is wider.
+
+    Its graph is kept, so that a weight behind it can be found.
+    """
     wider = tensor.is_floating_point() and torch.finfo(dtype).bits > torch.finfo(tensor.dtype).bits
     if isinstance(tensor, nn.Parameter):  # of the loss, say: a constant here
         tensor = tensor.detach()
     return tensor.to(dtype) if wider else tensor.clone()
 
 
-_NO_MEMORY = re.compile("out of memory|not enough memory|n.t allocate memory|alloc_failed", re.IGNORECASE)
+_NO_MEMORY = re.compile(
+    "out of memory|not enough memory|n.t allocate memory|alloc_failed", re.IGNORECASE
+)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The ranks of a distributed job that call a verb together: agreement, messages, and who is missing.
 
-They form a star around rank 0: whoever waits knows for whom, and a closed connection names who is gone.
+They form a star around rank 0: whoever waits knows for whom, and a closed connection names who is
+gone.
 """
 
 from __future__ import annotations
@@ -43,8 +44,14 @@ _ALIKE = "and the replicas of DistributedDataParallel must stay alike"
 _TOGETHER = 'pass distributed="batch" on every rank (its share of the examples), or "layers" (all one batch)'
 # By whether the model is in DistributedDataParallel, and whether ranks can call the verb together.
 _ALONE = {
-    (False, True): f'which is one of several; {_TOGETHER}, or "each" where every process works for itself',
-    (False, False): 'which is one of several; pass distributed="each" where every process works for itself',
+    (
+        False,
+        True,
+    ): f'which is one of several; {_TOGETHER}, or "each" where every process works for itself',
+    (
+        False,
+        False,
+    ): 'which is one of several; pass distributed="each" where every process works for itself',
     (True, True): f"{_ALIKE}; {_TOGETHER}",
     (True, False): f'{_ALIKE}; call it before the model is wrapped, with distributed="each"',
 }
@@ -55,17 +62,25 @@ class Failure(str):
 
 
 class Ranks:
-    """The processes of a job. What one of them raises becomes a `RankError` on the others that names it."""
+    """The processes of a job.
+
+    What one of them raises becomes a `RankError` on the others that names it.
+    """
 
     def __init__(self, doing: str, split: Any = "batch") -> None:
         if not (dist.is_available() and dist.is_initialized()):
             why = f'distributed="{split}" needs a process group, and none is initialized'
             way = "start the program by torchrun and call torch.distributed.init_process_group() first"
             raise ProblemError(f"{why}; {way}, or leave distributed= out.")
-        self.doing, self.split = doing, split
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._others, self._lost = range(1, self.size), dict[int, str]()
-        self._leads = self._over = False  # the others wait for questions; nobody waits for this rank
+        self.doing = doing
+        self.split = split
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self._others = range(1, self.size)
+        self._lost = dict[int, str]()
+        self._leads = self._over = (
+            False  # the others wait for questions; nobody waits for this rank
+        )
         world: Any = dist.group.WORLD
         if "cpu:gloo" not in dist.get_backend_config() and world not in _BESIDE:
             _BESIDE[world] = dist.new_group(backend="gloo")
@@ -106,25 +121,33 @@ class Ranks:
             self._send(rank, question)
         return lambda: _checked([self._receive(rank) for rank in self._others])
 
-    def divide(self, sizes: Mapping[str, int], work: Callable[[list[str]], dict[str, T]]) -> dict[str, T]:
+    def divide(
+        self, sizes: Mapping[str, int], work: Callable[[list[str]], dict[str, T]]
+    ) -> dict[str, T]:
         """Do the work by names, each on one rank: the largest first, on the rank with the least to do."""
-        loads, mine, largest = [0.0] * self.size, [], max(sizes.values())
+        loads = [0.0] * self.size
+        mine = []
+        largest = max(sizes.values())
         for name in sorted(sizes, key=lambda name: -sizes[name]):
             owner = loads.index(min(loads))
-            loads[owner] += 1 + sizes[name] / largest  # a product costs something, however small the block
+            loads[owner] += (
+                1 + sizes[name] / largest
+            )  # a product costs something, however small the block
             mine += [name] if owner == self.rank else []
         return {name: one for part in self.exchange(work(mine)) for name, one in part.items()}
 
     def _settle(self, found: Any, last: bool = False, answer: Callable[..., Any] = tuple) -> Any:
         """Rank 0 tells the others what was found; these answer its questions until then."""
-        self._leads, failure = False, None
+        self._leads = False
+        failure = None
         for rank in () if self.rank else self._others:
             self._send(rank, found)  # who is gone will be missed in the next exchange
         while self.rank and isinstance(found := self._receive(0), tuple):
             try:
                 reply = answer(*found)
             except BaseException as caught:  # rank 0 hears of it, and ends all of them
-                failure, reply = caught, self._describe(caught)
+                failure = caught
+                reply = self._describe(caught)
             self._send(0, reply)
         found = [found] if isinstance(found, Failure) else found
         self._over = last or any(isinstance(one, Failure) for one in found)
@@ -144,12 +167,15 @@ class Ranks:
             self._reach(to, dist.send, torch.frombuffer(bytearray(part), dtype=torch.uint8))
 
     def _receive(self, source: int) -> Any:
-        data, left = b"", 8 + _BEGINNING
+        data = b""
+        left = 8 + _BEGINNING
         while left > 0:
             found = torch.empty(left, dtype=torch.uint8)
             self._reach(source, dist.recv, found)
             if source in self._lost:
-                return Failure(f"{self.doing} stopped on every rank: rank {source} {self._lost[source]}.")
+                return Failure(
+                    f"{self.doing} stopped on every rank: rank {source} {self._lost[source]}."
+                )
             data += found.numpy().tobytes()
             left = 8 + int.from_bytes(data[:8], "little") - len(data)
         return pickle.loads(data[8:])
@@ -168,19 +194,34 @@ class Ranks:
         check_present(model)
         if any(isinstance(one, nn.SyncBatchNorm) and one.training for one in model.modules()):
             way = 'call model.eval(), or pass it before convert_sync_batchnorm, with distributed="layers"'
-            raise ProblemError(f"SyncBatchNorm in train mode talks to other ranks in its forward; {way}.")
+            raise ProblemError(
+                f"SyncBatchNorm in train mode talks to other ranks in its forward; {way}."
+            )
         batches = [one for _, one in read_batches(given["batch"])]
         options = {**given, **given.get("options", {}), **_PRINTS, "distributed": self.split}
-        named, modules = [*model.named_parameters()], dict(model.named_modules())
+        named = [*model.named_parameters()]
+        modules = dict(model.named_modules())
         for place, one in modules.items():
-            kept = () if one.training else one.named_buffers(recurse=False)  # in training they are written to
+            kept = (
+                () if one.training else one.named_buffers(recurse=False)
+            )  # in training they are written to
             named += [(f"{place}.{name}", buffer) for name, buffer in kept]
-        facts = {("option", name): repr(one) for name, one in options.items() if isinstance(one, _PLAIN)}
-        facts |= {("model", name or "the model"): f"training={one.training}" for name, one in modules.items()}
-        facts |= {("model", n): f"{tuple(p.shape)}, {p.dtype}, trained={p.requires_grad}" for n, p in named}
+        facts = {
+            ("option", name): repr(one) for name, one in options.items() if isinstance(one, _PLAIN)
+        }
+        facts |= {
+            ("model", name or "the model"): f"training={one.training}"
+            for name, one in modules.items()
+        }
+        facts |= {
+            ("model", n): f"{tuple(p.shape)}, {p.dtype}, trained={p.requires_grad}"
+            for n, p in named
+        }
         facts |= {("values", name): _digest([one]) for name, one in named if same_weights}
         if self.split == "layers":
-            facts["batch", "the batch"] = _digest(tensors_in([(one.inputs, one.targets) for one in batches]))
+            facts["batch", "the batch"] = _digest(
+                tensors_in([(one.inputs, one.targets) for one in batches])
+            )
         every = self.exchange(facts)
         for rank, other in enumerate(every):
             for kind, name in {**every[0], **other}:
@@ -194,9 +235,17 @@ class Ranks:
         """The examples of all ranks as one batch, or as several where they do not fit together."""
         if self.split == "layers":
             return batches
-        found = list(itertools.chain(*self.exchange(map_tensors(lambda one: one.detach().cpu(), batches))))
-        tensors = [(one, batch.size) for batch in found for one in tensors_in([batch.inputs, batch.targets])]
-        counted = len(found) == self.size and all(one.ndim and len(one) % size == 0 for one, size in tensors)
+        found = list(
+            itertools.chain(*self.exchange(map_tensors(lambda one: one.detach().cpu(), batches)))
+        )
+        tensors = [
+            (one, batch.size)
+            for batch in found
+            for one in tensors_in([batch.inputs, batch.targets])
+        ]
+        counted = len(found) == self.size and all(
+            one.ndim and len(one) % size == 0 for one, size in tensors
+        )
         joined = join_batches(found) if counted else None
         return found if joined is None else [joined]
 
@@ -212,8 +261,9 @@ def on_all_ranks(
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Let the ranks of a job call a verb together, which finds the `Ranks` in place of `distributed`.
 
-    Or `alone`, which gets ranks, model and verb, runs it on rank 0, on the examples of all ranks. `splits` is
-    what `distributed` may be: with "each", a rank calls the verb for itself, and it must say so.
+    Or `alone`, which gets ranks, model and verb, runs it on rank 0, on the examples of all ranks.
+    `splits` is what `distributed` may be: with "each", a rank calls the verb for itself, and it
+    must say so.
     """
 
     def decorate(verb: Callable[P, T]) -> Callable[P, T]:
@@ -260,7 +310,9 @@ def share_weights(model: nn.Module) -> None:
     """Give every rank the first one's parameters and buffers, bit for bit and in place."""
     if not (dist.is_available() and dist.is_initialized()):
         return
-    device = next(model.parameters()).device  # NCCL sends nothing from the CPU, where a buffer may well be
+    device = next(
+        model.parameters()
+    ).device  # NCCL sends nothing from the CPU, where a buffer may well be
     for tensor in (*model.parameters(), *model.buffers()):
         own = tensor.detach()
         # As bytes: backends do not know every dtype, and no bit of a nan may change.

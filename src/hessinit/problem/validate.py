@@ -26,8 +26,11 @@ from hessinit.errors import (
 )
 from hessinit.problem.batches import tensors_in
 
-LARGE_INPUT = 1e4  # pixels reach 255; above this the inputs, not the weights, are why numbers overflow
-# Of the products in float32: as it is, with 10 bits of the mantissa on a GPU, and in mixed precision.
+LARGE_INPUT = (
+    1e4  # pixels reach 255; above this the inputs, not the weights, are why numbers overflow
+)
+# Of the products in float32: as it is, with 10 bits of the mantissa on a GPU, and in mixed
+# precision.
 PRECISIONS = ["auto", "full", "tf32", "bf16"]
 EVERYTHING = "**"  # all trained parameters: the weights, the biases and the norm gains
 
@@ -55,21 +58,30 @@ def layer_name(parameter: str) -> str:
     return parameter.replace("_orig_mod.", "").removesuffix(".weight")
 
 
-def find_layers(model: nn.Module, selection: str | Iterable[str] | None = None) -> tuple[Layer, ...]:
+def find_layers(
+    model: nn.Module, selection: str | Iterable[str] | None = None
+) -> tuple[Layer, ...]:
     """The trainable parameters of two or more dimensions, or those that `selection` names (names or globs).
 
-    A pattern that fits no such weight is tried on the vectors (biases, norm gains), so these are measured
-    only when asked for; `"**"` asks for all that is trained. A frozen weight is measured only when a pattern
-    names it.
+    A pattern that fits no such weight is tried on the vectors (biases, norm gains), so these are
+    measured only when asked for; `"**"` asks for all that is trained. A frozen weight is measured
+    only when a pattern names it.
     """
-    patterns, everything = list_patterns(selection), _all_layers(model)
+    patterns = list_patterns(selection)
+    everything = _all_layers(model)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if patterns is None:
-        chosen = [layer for layer in everything if len(layer.shape) >= 2 and layer.parameter in trainable]
-        frozen = [one.name for one in everything if len(one.shape) >= 2 and one.parameter not in trainable]
+        chosen = [
+            layer for layer in everything if len(layer.shape) >= 2 and layer.parameter in trainable
+        ]
+        frozen = [
+            one.name for one in everything if len(one.shape) >= 2 and one.parameter not in trainable
+        ]
         if not chosen and frozen:
             why = f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False)"
-            raise ProblemError(f"{why}. Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}.")
+            raise ProblemError(
+                f"{why}. Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}."
+            )
         if not chosen and everything:
             named = f"layers={[layer.name for layer in everything[:3]]!r}"
             why = "the model has no parameter of two or more dimensions"
@@ -116,13 +128,19 @@ def _all_layers(model: nn.Module) -> list[Layer]:
         aliases = tuple(layer_name(name) for name in names[id(parameter)] if name != first)
         return Layer(layer_name(first), first, aliases, tuple(parameter.shape))
 
-    return [layer(first, parameter) for first, parameter in model.named_parameters() if parameter.numel()]
+    return [
+        layer(first, parameter)
+        for first, parameter in model.named_parameters()
+        if parameter.numel()
+    ]
 
 
 def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
     def fits(layer: Layer) -> bool:
         candidates = (layer.name, layer.parameter, *layer.aliases)
-        return pattern in candidates or any(fnmatch.fnmatchcase(name, pattern) for name in candidates)
+        return pattern in candidates or any(
+            fnmatch.fnmatchcase(name, pattern) for name in candidates
+        )
 
     matrices = [layer for layer in layers if len(layer.shape) >= 2 and fits(layer)]
     return matrices or [layer for layer in layers if fits(layer)]
@@ -130,10 +148,13 @@ def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
 
 def check_present(model: nn.Module) -> None:
     """Every weight has a shape and a value, whole, and on one device."""
-    # By name: importing these classes would take seconds. DeepSpeed marks its parameters by `ds_id`.
+    # By name: importing these classes would take seconds. DeepSpeed marks its parameters by
+    # `ds_id`.
     pieces = [*model.named_modules(), *model.named_parameters()]
     kinds = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
-    if sharded := [name for name, one in pieces if type(one).__name__ in kinds or hasattr(one, "ds_id")]:
+    if sharded := [
+        name for name, one in pieces if type(one).__name__ in kinds or hasattr(one, "ds_id")
+    ]:
         raise ProblemError(
             f"{sharded[0] or 'the model'} is sharded: a rank holds only a part of the weights. Measure or "
             "initialize before the model is sharded, or copy the full weights into a plain model "
@@ -141,15 +162,21 @@ def check_present(model: nn.Module) -> None:
         )
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
-            why = f"{name or 'the model'} is a TorchScript module, whose weights cannot be exchanged"
+            why = (
+                f"{name or 'the model'} is a TorchScript module, whose weights cannot be exchanged"
+            )
             raise ProblemError(f"{why}; pass the module it was made from.")
     devices: dict[torch.device, str] = {}
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
-            raise ProblemError(f"{name} is lazy and has no shape yet; run the model on a batch once first.")
+            raise ProblemError(
+                f"{name} is lazy and has no shape yet; run the model on a batch once first."
+            )
         if parameter.device.type == "meta":
             way = "model.to_empty(device=...), then initialize or load it"
-            raise ProblemError(f"{name} is on the meta device and has no values; give it some: {way}.")
+            raise ProblemError(
+                f"{name} is on the meta device and has no values; give it some: {way}."
+            )
         devices.setdefault(parameter.device, name)
     if len(devices) > 1:
         places = ", ".join(f"{name} on {device}" for device, name in devices.items())
@@ -162,11 +189,15 @@ def check_apart(model: nn.Module) -> None:
     spans = []
     for name, one in model.named_parameters():
         if one.layout is torch.strided and one.numel():
-            length = 1 + sum((n - 1) * step for n, step in zip(one.shape, one.stride(), strict=True))
+            length = 1 + sum(
+                (n - 1) * step for n, step in zip(one.shape, one.stride(), strict=True)
+            )
             start = one.storage_offset() * one.element_size()
             memory = one.untyped_storage().data_ptr()
             spans.append((memory, start, start + length * one.element_size(), name))
-    for (memory, _, end, name), (other_memory, start, _, other) in itertools.pairwise(sorted(spans)):
+    for (memory, _, end, name), (other_memory, start, _, other) in itertools.pairwise(
+        sorted(spans)
+    ):
         if memory == other_memory and start < end:
             raise ProblemError(
                 f"{name} and {other} are two parameters on the same memory: each gradient step moves both, "
@@ -190,23 +221,34 @@ def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """No NaN and no inf. A sum is ten times faster than a look at each value, and overflows only rarely."""
+    """No NaN and no inf.
+
+    A sum is ten times faster than a look at each value, and overflows only rarely.
+    """
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def check_model(model: Any, forward: Any) -> None:
     if not isinstance(model, nn.Module):
         hint = " Pass an instance, not the class." if isinstance(model, type) else ""
-        raise ProblemError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}")
+        raise ProblemError(
+            f"model is a {type(model).__name__}; it must be a torch.nn.Module.{hint}"
+        )
     if forward is not None:
         # A module's own call takes anything.
         check_callable("forward", getattr(forward, "forward", forward), "forward(model, inputs)")
 
 
 def check_arguments(
-    model: Any, loss: Any, forward: Any = None, dtype: Any = None, dropout: str = "refuse",
-    reduction: str = "auto", check: Any = True, precision: str = "auto",
-) -> None:  # fmt: skip
+    model: Any,
+    loss: Any,
+    forward: Any = None,
+    dtype: Any = None,
+    dropout: str = "refuse",
+    reduction: str = "auto",
+    check: Any = True,
+    precision: str = "auto",
+) -> None:
     check_model(model, forward)
     check_callable("loss", loss, "loss(output, target)")
     if dtype not in (None, torch.float32, torch.float64):
@@ -224,7 +266,9 @@ def check_order(model: nn.Module, loss: Any) -> None:
     if weights and not any(True for _ in model.parameters()):
         model_is = f"model is a {type(model).__name__} without parameters"
         loss_is = f"loss a {type(loss).__name__} with {weights:,} weights"
-        raise ProblemError(f"{model_is}, and {loss_is}; the order is model, loss, batch. Exchange them.")
+        raise ProblemError(
+            f"{model_is}, and {loss_is}; the order is model, loss, batch. Exchange them."
+        )
 
 
 def check_whole(name: str, value: Any, at_least: int) -> int:
@@ -264,7 +308,9 @@ def check_dropout(model: nn.Module, dropout: str) -> None:
     """Refuse active dropout: every product would see another mask."""
     if dropout == "freeze":
         return
-    dropping = [(name or "the model", type(one)) for name, one in model.named_modules() if _drops(one)]
+    dropping = [
+        (name or "the model", type(one)) for name, one in model.named_modules() if _drops(one)
+    ]
     if active := [f"{name} ({kind.__name__})" for name, kind in dropping]:
         raise ProblemError(
             f"dropout is active (train mode) in {', '.join(active)}: every product would see another mask, "
@@ -298,7 +344,10 @@ def check_finite_inputs(inputs: Any, place: str) -> None:
 
 
 def name_large_inputs(inputs: Any) -> str:
-    """A sentence on inputs far above 1 in size; "" without any. Masks are large, too, but negative."""
+    """A sentence on inputs far above 1 in size; "" without any.
+
+    Masks are large, too, but negative.
+    """
     floats = [one for one in tensors_in(inputs) if one.is_floating_point() and one.numel()]
     largest = max((float(one.max()) for one in floats), default=0.0)
     if largest < LARGE_INPUT:
@@ -315,17 +364,26 @@ def _is_mask(tensor: Tensor) -> bool:
 def check_output(output: Any, forward: Any) -> None:
     if not isinstance(output, Tensor):
         who = "forward=" if forward is not None else "the model"
-        found, way = f"a {type(output).__name__}", "model(x).logits"
+        found = f"a {type(output).__name__}"
+        way = "model(x).logits"
         if isinstance(output, Mapping):
             sizes = {key: one.ndim for key, one in output.items() if isinstance(one, Tensor)}
-            key = "logits" if "logits" in sizes else max(sizes, key=lambda one: sizes[one] > 0, default="key")
-            found, way = f"{found} with keys {list(output)}", f"model(x)[{key!r}]"
+            key = (
+                "logits"
+                if "logits" in sizes
+                else max(sizes, key=lambda one: sizes[one] > 0, default="key")
+            )
+            found = f"{found} with keys {list(output)}"
+            way = f"model(x)[{key!r}]"
         elif isinstance(output, (tuple, list)):
-            found, way = f"{found} of {len(output)}", "model(x)[0]"
+            found = f"{found} of {len(output)}"
+            way = "model(x)[0]"
             if len(output) > 1 and all(isinstance(one, Tensor) and one.ndim == 2 for one in output):
                 way = f"torch.cat(model(x), dim=1), with a loss that adds those of the heads (for one: {way})"
         told = f"{who} returned {found}"
-        raise ProblemError(f"{told}; curvature needs one tensor. Pass forward=lambda model, x: {way}.")
+        raise ProblemError(
+            f"{told}; curvature needs one tensor. Pass forward=lambda model, x: {way}."
+        )
     if output.is_complex():
         raise ProblemError(
             f"the model's output has dtype {output.dtype}; curvature needs real numbers. Return "
@@ -341,11 +399,14 @@ def check_output(output: Any, forward: Any) -> None:
 
 def check_loss_value(value: Any) -> None:
     if not (isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()):
-        shown, way = f"{value!r:.60}", "Compute it from the output by functions of torch"
+        shown = f"{value!r:.60}"
+        way = "Compute it from the output by functions of torch"
         if isinstance(value, Tensor):
             shown = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
             if value.numel() != 1:
                 way = "Average it with .mean(), or sum it"
             elif not value.is_complex():
                 way = "A count, as of errors, has no derivative: use a loss such as cross-entropy"
-        raise ProblemError(f"the loss returned {shown}; it must be one real number in a tensor. {way}.")
+        raise ProblemError(
+            f"the loss returned {shown}; it must be one real number in a tensor. {way}."
+        )

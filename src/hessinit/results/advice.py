@@ -13,8 +13,9 @@ from hessinit.results.result import LATER, Result, presenter
 
 DESCENTS = ("sgd", "momentum", "nesterov")
 
-# The curvature usually falls in the first steps, so initialize_ aims at twice the stable rate (κ = 4); with
-# κ = 8 a network of those it was chosen on diverged. On another batch the two may look a quarter more.
+# The curvature usually falls in the first steps, so initialize_ aims at twice the stable rate (κ =
+# 4); with κ = 8 a network of those it was chosen on diverged. On another batch the two may look a
+# quarter more.
 MOST_TIMES_STABLE = 2.5  # at the initialization: later, 1 is the stability limit
 
 # Initializations below this were the flat ones; SGD at 1/‖H‖ did not train from two of the three.
@@ -25,10 +26,10 @@ FLAT_INITIALIZATION = 1.0
 class Descent:
     """`torch.optim.SGD` as it steps: `b ← μ b + g`, then `w ← w − lr b`; Nesterov by `g + μ b`.
 
-    On `½ a w²` heavy ball has the characteristic polynomial `z² − (1 + μ − lr a) z + μ`, whose roots leave
-    the unit circle at `z = −1`, where `lr a = 2 + 2μ`; Nesterov's leave it where `lr (1 + 2μ) a = 2 + 2μ`.
-    Under a constant gradient each step moves the weights by `lr/(1 − μ)` in all, so the rate at which this is
-    `1/‖H‖` gives the largest guaranteed decrease.
+    On `½ a w²` heavy ball has the characteristic polynomial `z² − (1 + μ − lr a) z + μ`, whose
+    roots leave the unit circle at `z = −1`, where `lr a = 2 + 2μ`; Nesterov's leave it where `lr (1
+    + 2μ) a = 2 + 2μ`. Under a constant gradient each step moves the weights by `lr/(1 − μ)` in all,
+    so the rate at which this is `1/‖H‖` gives the largest guaranteed decrease.
     """
 
     momentum: float = 0.0
@@ -39,7 +40,9 @@ class Descent:
         check_fraction("momentum", self.momentum)
         check_nonnegative("weight_decay", self.weight_decay)
         if self.nesterov and self.momentum == 0:
-            raise ProblemError("Nesterov with momentum=0 does not exist; it needs a momentum above 0.")
+            raise ProblemError(
+                "Nesterov with momentum=0 does not exist; it needs a momentum above 0."
+            )
 
     @property
     def lasting(self) -> float:
@@ -85,7 +88,9 @@ def check_fraction(name: str, value: object) -> float:
 
 
 def check_nonnegative(name: str, value: object) -> float:
-    return check_number(name, value, lambda number: 0 <= number < math.inf, "a finite number, 0 or more")
+    return check_number(
+        name, value, lambda number: 0 <= number < math.inf, "a finite number, 0 or more"
+    )
 
 
 def check_rate(lr: object) -> float | None:
@@ -120,8 +125,8 @@ def tried_warmup(advised: bool, steps: int, without: Trial, warmed: Trial) -> Wa
 class TriedRates:
     """What trials say of the learning rate; a `rate` of nan: the network did not learn in any of them.
 
-    `favoured` is the rate at which the trials end lowest. `stopped_at_end`: the best rate is the last one
-    that was tried.
+    `favoured` is the rate at which the trials end lowest. `stopped_at_end`: the best rate is the
+    last one that was tried.
     """
 
     trials: tuple[Trial, ...]
@@ -134,10 +139,11 @@ class TriedRates:
 class LearningRateAdvice(Result):
     """The rate to train with, the stability limit, and whether to warm up to `lr`.
 
-    `trials` are those from which `learning_rate` follows, nan where the network did not learn in any; without
-    trials it is the rate of the largest guaranteed decrease on a quadratic. That rate and the limit follow
-    from `norm`: ‖H‖ for gradient descent, the norm of the preconditioned curvature for Adam and AdamW.
-    `weights` are the parameters counted, `frozen` the number of entries that no gradient moves.
+    `trials` are those from which `learning_rate` follows, nan where the network did not learn in
+    any; without trials it is the rate of the largest guaranteed decrease on a quadratic. That rate
+    and the limit follow from `norm`: ‖H‖ for gradient descent, the norm of the preconditioned
+    curvature for Adam and AdamW. `weights` are the parameters counted, `frozen` the number of
+    entries that no gradient moves.
     """
 
     KIND: ClassVar[str] = "hessinit learning-rate advice"
@@ -175,20 +181,33 @@ class LearningRateAdvice(Result):
 
 
 def advise_descent(
-    descent: Descent, top: Estimate, bottom: Estimate, *, lr: float | None, notes: tuple[str, ...],
+    descent: Descent,
+    top: Estimate,
+    bottom: Estimate,
+    *,
+    lr: float | None,
+    notes: tuple[str, ...],
     **facts: Any,
-) -> LearningRateAdvice:  # fmt: skip
+) -> LearningRateAdvice:
     """Return the advice that follows from both ends of the network's spectrum; `facts` are other fields."""
-    say, norm = presenter("advice"), descent.norm(top, bottom)
+    say = presenter("advice")
+    norm = descent.norm(top, bottom)
     why_best, why_stable = say.explain_descent(descent, norm.value)
-    best, stable = descent.best(norm.value), descent.stability_limit(norm.value)
+    best = descent.best(norm.value)
+    stable = descent.stability_limit(norm.value)
     flat = 0 < norm.value < FLAT_INITIALIZATION
     return LearningRateAdvice(
-        optimizer=str(descent), lr=lr, learning_rate=best, learning_rate_reason=why_best,
-        stable_learning_rate=stable, stable_reason=why_stable,
-        warmup=untried_warmup(lr, best), norm=norm,
-        notes=(*notes, say.flat_initialization(norm.value)) if flat else notes, **facts,
-    )  # fmt: skip
+        optimizer=str(descent),
+        lr=lr,
+        learning_rate=best,
+        learning_rate_reason=why_best,
+        stable_learning_rate=stable,
+        stable_reason=why_stable,
+        warmup=untried_warmup(lr, best),
+        norm=norm,
+        notes=(*notes, say.flat_initialization(norm.value)) if flat else notes,
+        **facts,
+    )
 
 
 def with_trials(
@@ -201,7 +220,9 @@ def with_trials(
         advice,
         learning_rate=tried.rate,
         learning_rate_reason=reason,
-        stable_reason=say.explain_limit(advice.stable_reason, advice.stable_learning_rate, tried.trials),
+        stable_reason=say.explain_limit(
+            advice.stable_reason, advice.stable_learning_rate, tried.trials
+        ),
         trials=tried.trials,
         warmup=warmup or untried_warmup(advice.lr, tried.rate),
     )

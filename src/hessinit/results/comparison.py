@@ -25,10 +25,11 @@ def window(steps: int) -> int:
 class Run(PlainData):
     """One short training from one scheme, at one learning rate, with one seed.
 
-    `losses` are training losses averaged over at most 50 chunks of steps, `first_loss` that of the first
-    mini-batch, `final_loss` the mean over the last tenth of the steps, at least ten; inf or nan where the run
-    broke off. `norms` are ‖H‖ at the initialization by layer, then of the "network"; None where they were not
-    measured. `note` says why a scheme failed or what it could not reach.
+    `losses` are training losses averaged over at most 50 chunks of steps, `first_loss` that of the
+    first mini-batch, `final_loss` the mean over the last tenth of the steps, at least ten; inf or
+    nan where the run broke off. `norms` are ‖H‖ at the initialization by layer, then of the
+    "network"; None where they were not measured. `note` says why a scheme failed or what it could
+    not reach.
     """
 
     scheme: str
@@ -58,9 +59,10 @@ class Run(PlainData):
 class Comparison(Result):
     """What `compare` or `sweep` found: every run, and what follows from them.
 
-    `kind` is "compare" or "sweep"; a sweep has one learning rate, and `stds` holds the standard deviation of
-    each of `schemes`. `rate_dependent` names the schemes whose weights depend on the learning rate.
-    Two comparisons are equal when they hold the same numbers; the time they took does not count.
+    `kind` is "compare" or "sweep"; a sweep has one learning rate, and `stds` holds the standard
+    deviation of each of `schemes`. `rate_dependent` names the schemes whose weights depend on the
+    learning rate. Two comparisons are equal when they hold the same numbers; the time they took
+    does not count.
 
     >>> shared = {"learning_rate": 0.1, "losses": (2.0,), "first_loss": 2.3, "steps_done": 20, "seconds": 1}
     >>> runs = tuple(
@@ -87,12 +89,15 @@ class Comparison(Result):
     batch_size: int
     optimizer: str
     examples: int
-    warmup: int | None = None  # steps of the schemes with "+warmup"; None where there is none of them
+    warmup: int | None = (
+        None  # steps of the schemes with "+warmup"; None where there is none of them
+    )
     stds: tuple[float, ...] = ()
     rate_dependent: tuple[str, ...] = ()
     seconds: float | None = field(default=None, compare=False)
     notes: tuple[str, ...] = ()
-    # The mean loss of mini-batches at the best output that ignores the inputs; None where it is not known.
+    # The mean loss of mini-batches at the best output that ignores the inputs; None where it is not
+    # known.
     constant_loss: float | None = field(default=None, metadata=LATER)
     settings: dict[str, Any] = field(default_factory=dict)  # what else was asked for: plain data
     versions: dict[str, str] = field(default_factory=dict)
@@ -112,7 +117,9 @@ class Comparison(Result):
         if learning_rate not in self.learning_rates:
             known = ", ".join(map(repr, self.learning_rates))
             raise ValueError(f"learning_rate={learning_rate!r} was not tried; choose from {known}.")
-        return tuple(run for run in self.runs if (run.scheme, run.learning_rate) == (scheme, learning_rate))
+        return tuple(
+            run for run in self.runs if (run.scheme, run.learning_rate) == (scheme, learning_rate)
+        )
 
     def applies(self, scheme: str) -> bool:
         """Return False where the scheme failed on this model in every run."""
@@ -149,7 +156,9 @@ class Comparison(Result):
 
     def trains(self, scheme: str, learning_rate: float) -> bool:
         """Return whether every seed ended in a finite loss, and none diverged."""
-        return math.isfinite(self.loss(scheme, learning_rate)) and not self.diverged(scheme, learning_rate)
+        return math.isfinite(self.loss(scheme, learning_rate)) and not self.diverged(
+            scheme, learning_rate
+        )
 
     def learns(self, scheme: str, learning_rate: float) -> bool:
         """Return whether it trains, and every seed ends below its first loss and a constant output's."""
@@ -167,7 +176,9 @@ class Comparison(Result):
         rates = {scheme: self.best_rate(scheme) for scheme in self.schemes}
         trained = [name for name, rate in rates.items() if rate == rate and self.learns(name, rate)]
         if not trained:
-            raise ValueError("no scheme learns with every seed at any rate; print(comparison) says more.")
+            raise ValueError(
+                "no scheme learns with every seed at any rate; print(comparison) says more."
+            )
         best = min(trained, key=lambda scheme: self.loss(scheme, rates[scheme]))
         return best, rates[best]
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Estimate:
     """A computed value, its error, whether it is good enough, and what it cost.
 
-    `error` is an absolute half-width: the truth is expected within `value ± error`. `products` counts the
-    matrix-vector products that were spent; 0 means that the value came for free with another one.
+    `error` is an absolute half-width: the truth is expected within `value ± error`. `products`
+    counts the matrix-vector products that were spent; 0 means that the value came for free with
+    another one.
 
     >>> round(Estimate(2.0, 0.001, True, "residual below tolerance", 9).relative_error, 6)
     0.0005
@@ -33,7 +34,9 @@ class Estimate:
     @property
     def relative_error(self) -> float:
         """`error / |value|`; 0 when both are 0."""
-        return 0.0 if self.error == 0 else self.error / abs(self.value) if self.value else float("inf")
+        return (
+            0.0 if self.error == 0 else self.error / abs(self.value) if self.value else float("inf")
+        )
 
 
 # Ends the note on a finding that trial steps have overruled.
@@ -59,7 +62,9 @@ class Spread:
     @property
     def standard_deviation(self) -> float:
         """The standard deviation of the sample (divided by batches − 1); nan for one batch."""
-        scale, mean = max(map(abs, self.norms)) or 1.0, self.mean  # the squares of 1e200 would overflow
+        # the squares of 1e200 would overflow
+        scale = max(map(abs, self.norms)) or 1.0
+        mean = self.mean
         if len(self.norms) < 2 or not math.isfinite(mean):
             return math.nan
         squares = math.fsum(((norm - mean) / scale) ** 2 for norm in self.norms)
@@ -75,8 +80,8 @@ class Spread:
 class Density:
     """An estimated spectral density: a quadrature rule, and the smooth curve drawn from it.
 
-    `nodes` and `weights` are the rule (the weights add up to 1), `grid` and `values` the curve, `error` its
-    estimated error. It took `probes` random vectors and `steps` Lanczos steps for each.
+    `nodes` and `weights` are the rule (the weights add up to 1), `grid` and `values` the curve,
+    `error` its estimated error. It took `probes` random vectors and `steps` Lanczos steps for each.
     """
 
     nodes: tuple[float, ...]
@@ -96,7 +101,8 @@ ONLY_BOUNDED = "network=False: only bounded, from below by the sharpest layer"
 def largest_magnitude(top: Estimate, bottom: Estimate) -> Estimate:
     """Return the larger absolute value; it is uncertain if an uncertain end could be the larger one."""
     lesser, greater = sorted((top, bottom), key=lambda end: (math.isnan(end.value), abs(end.value)))
-    norm, extent = abs(greater.value), abs(lesser.value) + lesser.error
+    norm = abs(greater.value)
+    extent = abs(lesser.value) + lesser.error
     products = top.products + bottom.products
     if lesser.converged or extent <= norm:
         return replace(greater, value=norm, products=products)
@@ -108,13 +114,13 @@ def largest_magnitude(top: Estimate, bottom: Estimate) -> Estimate:
 class Diagnostics:
     """Activations, gradients and idle units of one layer, over all examples, positions and uses.
 
-    `activation_mean` and `_std` are of the layer's output after its `activation` ("relu", …; "" without an
-    elementwise one), `signal` the part of its root mean square that differs between examples,
-    `preactivation_std` of its own output, `gradient_mean` and `_std` of the loss gradient
-    with respect to the output after the activation; `weight_gradient_norm` is the weight gradient's Frobenius
-    norm. `dead` is the fraction of units (channels) that a relu, relu6 or threshold keeps at 0 for every
-    example and position; `saturated` that of entries where the slope of a bounded activation (tanh, sigmoid,
-    …) is below 5 % of its largest. `reason` says why a value is None.
+    `activation_mean` and `_std` are of the layer's output after its `activation` ("relu", …; ""
+    without an elementwise one), `signal` the part of its root mean square that differs between
+    examples, `preactivation_std` of its own output, `gradient_mean` and `_std` of the loss gradient
+    with respect to the output after the activation; `weight_gradient_norm` is the weight gradient's
+    Frobenius norm. `dead` is the fraction of units (channels) that a relu, relu6 or threshold keeps
+    at 0 for every example and position; `saturated` that of entries where the slope of a bounded
+    activation (tanh, sigmoid, …) is below 5 % of its largest. `reason` says why a value is None.
     """
 
     activation: str = ""
@@ -134,12 +140,12 @@ class Diagnostics:
 class JacobianBounds:
     """Norms of the Jacobians before and after a layer, and the bounds on its Gauss-Newton norm (Theorem 2).
 
-    `forward` is the norm of the Jacobian of the layer's input with respect to the network's, `backward` of
-    the network's output with respect to the layer's output after its activation: means over the examples,
-    with the largest beside them. `activation` is the largest |f'| at the layer's outputs, 1 without one.
-    `rigorous_bound` has the actual input of the layer and is never below the norm; `paper_bound` has
-    ‖forward‖·‖x‖ for it: no bound with biases, with f(0) ≠ 0, or far from 0. `reason` says why a number is
-    None; `note` holds a remark.
+    `forward` is the norm of the Jacobian of the layer's input with respect to the network's,
+    `backward` of the network's output with respect to the layer's output after its activation:
+    means over the examples, with the largest beside them. `activation` is the largest |f'| at the
+    layer's outputs, 1 without one. `rigorous_bound` has the actual input of the layer and is never
+    below the norm; `paper_bound` has ‖forward‖·‖x‖ for it: no bound with biases, with f(0) ≠ 0, or
+    far from 0. `reason` says why a number is None; `note` holds a remark.
     """
 
     forward: Estimate | None = None
@@ -161,9 +167,10 @@ class JacobianBounds:
 class LayerCurvature(NamedLayer, PlainData):
     """The curvature of the loss in one weight (or, as `report.network`, in all of them together).
 
-    `top` and `bottom` are the largest and smallest eigenvalue, signed, of the matrix that `curvature` names;
-    `approximation` is the Gauss-Newton norm beside an exact one; `aliases` are a tied weight's other names.
-    `norm` is ‖H‖, the largest absolute eigenvalue; `error`, `converged`, `reason` and `products` are its.
+    `top` and `bottom` are the largest and smallest eigenvalue, signed, of the matrix that
+    `curvature` names; `approximation` is the Gauss-Newton norm beside an exact one; `aliases` are a
+    tied weight's other names. `norm` is ‖H‖, the largest absolute eigenvalue; `error`, `converged`,
+    `reason` and `products` are its.
 
     >>> top, bottom = Estimate(3.0, 0.001, True, "converged", 9), Estimate(-4.0, 0.001, True, "converged", 0)
     >>> layer = LayerCurvature(name="fc1", shape=(10, 4), curvature="hessian", top=top, bottom=bottom)
@@ -231,7 +238,8 @@ class LayerCurvature(NamedLayer, PlainData):
         """The exact norm over the Gauss-Newton one; None without the latter, 1 when both are 0."""
         if self.approximation is None:
             return None
-        exact, approximate = self.norm, abs(self.approximation.value)
+        exact = self.norm
+        approximate = abs(self.approximation.value)
         if approximate == 0:
             return math.nan if math.isnan(exact) else 1.0 if exact == 0 else math.inf
         return exact / approximate
@@ -273,8 +281,8 @@ class Finding:
 class CurvatureReport(ByName[LayerCurvature], Result):
     """The curvature of every layer and of the network, with how far to trust it and what it cost.
 
-    `findings` say why training is expected to fail: () for a sound network, None where it was not judged.
-    `gradient_norm` is that of the loss gradient by the measured weights.
+    `findings` say why training is expected to fail: () for a sound network, None where it was not
+    judged. `gradient_norm` is that of the loss gradient by the measured weights.
 
     >>> top, bottom = Estimate(64.0, 0.01, True, "converged", 9), Estimate(0.0, 0.0, True, "semidefinite", 0)
     >>> rows = {"shape": (10, 4), "curvature": "gauss-newton", "top": top, "bottom": bottom}
@@ -304,7 +312,9 @@ class CurvatureReport(ByName[LayerCurvature], Result):
     gradients: float | None = None
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
-    rates: OptimizerRates | None = field(default=None, metadata=LATER)  # None: of plain gradient descent only
+    rates: OptimizerRates | None = field(
+        default=None, metadata=LATER
+    )  # None: of plain gradient descent only
     findings: tuple[Finding, ...] | None = field(default=None, metadata=LATER)
     gradient_norm: float | None = field(default=None, metadata=LATER)
 
@@ -341,12 +351,18 @@ class CurvatureReport(ByName[LayerCurvature], Result):
         """Whether every norm asked for reached the tolerance; for curvature="both", Gauss-Newton's too."""
         rows = (*self.layers, self.network) if self.network_measured else self.layers
         approximations = [row.approximation for row in rows if row.approximation is not None]
-        return all(estimate.converged for estimate in (*(row.estimate for row in rows), *approximations))
+        return all(
+            estimate.converged for estimate in (*(row.estimate for row in rows), *approximations)
+        )
 
     def advice(
-        self, optimizer: str = "sgd", *, lr: float | None = None, momentum: float | None = None,
+        self,
+        optimizer: str = "sgd",
+        *,
+        lr: float | None = None,
+        momentum: float | None = None,
         weight_decay: float | None = None,
-    ) -> LearningRateAdvice:  # fmt: skip
+    ) -> LearningRateAdvice:
         """Return rates for gradient descent ("sgd", "momentum" or "nesterov"), and whether to warm up."""
         from hessinit.results.advice import advise_descent, check_rate, named_descent
 
@@ -356,8 +372,15 @@ class CurvatureReport(ByName[LayerCurvature], Result):
                 f"a report cannot advise on {given!r}: it takes 'sgd', 'momentum' or 'nesterov', as adaptive "
                 "rates need the gradient. Use hessinit.advise(model, loss, batch, optimizer=...)."
             )
-        facts = {name: getattr(self, name) for name in ("curvature", "loss", "examples", "notes", "versions")}
-        facts |= {"weights": self.names, "parameters": self.network.parameters, "lr": check_rate(lr)}
+        facts = {
+            name: getattr(self, name)
+            for name in ("curvature", "loss", "examples", "notes", "versions")
+        }
+        facts |= {
+            "weights": self.names,
+            "parameters": self.network.parameters,
+            "lr": check_rate(lr),
+        }
         descent = named_descent(optimizer, momentum, weight_decay)
         return advise_descent(descent, self.network.top, self.network.bottom, **facts)
 
@@ -366,9 +389,9 @@ class CurvatureReport(ByName[LayerCurvature], Result):
 class MeasurementPlan(Result):
     """What `measure(…, plan=True)` expects a measurement to cost; nothing was measured but one gradient.
 
-    `gradients` are expected, and `seconds` are these times `gradient_seconds`, which one gradient took.
-    `memory` is the expected peak in bytes, with the model's own weights; `training_memory` is that of one
-    gradient on the largest batch.
+    `gradients` are expected, and `seconds` are these times `gradient_seconds`, which one gradient
+    took. `memory` is the expected peak in bytes, with the model's own weights; `training_memory` is
+    that of one gradient on the largest batch.
 
     >>> plan = MeasurementPlan(engine="gram", engine_reason="few outputs", curvature="gauss-newton", layers=3,
     ...                        parameters=940, examples=32, tolerance=1e-3, gradients=20.0,

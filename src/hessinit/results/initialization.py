@@ -15,7 +15,8 @@ from hessinit.results.result import LATER, TRANSIENT, ByName, NamedLayer, Result
 class _Applied(Result):
     """A result that may have written weights."""
 
-    # The way back belongs to the model, not to the data: it is neither compared, shown, stored nor pickled.
+    # The way back belongs to the model, not to the data: it is neither compared, shown, stored nor
+    # pickled.
     _go_back: Callable[[], None] | None = field(default=None, compare=False, metadata=TRANSIENT)
 
     @property
@@ -26,7 +27,9 @@ class _Applied(Result):
     def undo(self) -> None:
         """Put every weight and bias back, in place and bit for bit, whatever happened to them since."""
         if self._go_back is None:
-            raise ValueError("there is nothing to undo: this is a dry run, or a copy of what was applied.")
+            raise ValueError(
+                "there is nothing to undo: this is a dry run, or a copy of what was applied."
+            )
         self._go_back()
 
 
@@ -34,10 +37,10 @@ class _Applied(Result):
 class PlannedWeight(NamedLayer):
     """One weight: its true fans, what lies around it, and the standard deviation that the scheme gives it.
 
-    `fan_in`, `fan_out` and `std` (of the drawn entries) have one entry for each block of outputs: three for a
-    fused qkv, four for an LSTM's gates, one for most. `variance_correction` makes up for examples that become
-    less alike in deep networks of GELU, SiLU and similar activations. `unchanged` says why a weight is not
-    written; it has no fans and no std then.
+    `fan_in`, `fan_out` and `std` (of the drawn entries) have one entry for each block of outputs:
+    three for a fused qkv, four for an LSTM's gates, one for most. `variance_correction` makes up
+    for examples that become less alike in deep networks of GELU, SiLU and similar activations.
+    `unchanged` says why a weight is not written; it has no fans and no std then.
     """
 
     kind: str = ""
@@ -76,8 +79,8 @@ class SchemePlan(ByName[PlannedWeight], _Applied):
 class Measurement:
     """One measurement of the search: the norm of `layer` there, and the loss.
 
-    For rule="network", `t` is the logarithm of the gain and `layer` is "network"; for rule="layers", `t` is
-    None and `layer` the one farthest from the target.
+    For rule="network", `t` is the logarithm of the gain and `layer` is "network"; for
+    rule="layers", `t` is None and `layer` the one farthest from the target.
     """
 
     t: float | None
@@ -90,9 +93,10 @@ class Measurement:
 class Symmetry:
     """A scaling that left the function as it was: what it multiplied, and the norm before and after.
 
-    The curvature is that of these weights together, as the optimizer sees it. Scale-free weights have a
-    normalization behind them; others were scaled against the gains of the normalizations that they read. It
-    is not `exact` where an activation such as GELU stands between: then the function did change.
+    The curvature is that of these weights together, as the optimizer sees it. Scale-free weights
+    have a normalization behind them; others were scaled against the gains of the normalizations
+    that they read. It is not `exact` where an activation such as GELU stands between: then the
+    function did change.
     """
 
     weights: tuple[str, ...]
@@ -104,17 +108,20 @@ class Symmetry:
 
 
 # The verdict on a short training (`training/trial.py`).
-LEARNED, DID_NOT_LEARN, DIVERGED = "learned", "did not learn", "diverged"
+LEARNED = "learned"
+DID_NOT_LEARN = "did not learn"
+DIVERGED = "diverged"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One candidate of a race: the initial weights `name`, trained for `steps` steps at the rate `lr`.
 
-    `losses` are those of its mini-batches, each before its step. `score` is the mean loss of the last third,
-    on held-out batches where batches come more than once; nan where the candidate diverged or failed.
-    `survived` says that it did neither. `outcome` is "learned", "did not learn" or "diverged"; "" if it
-    was not judged. `reason` says why a candidate is out: "dropped after 16 steps".
+    `losses` are those of its mini-batches, each before its step. `score` is the mean loss of the
+    last third, on held-out batches where batches come more than once; nan where the candidate
+    diverged or failed. `survived` says that it did neither. `outcome` is "learned", "did not learn"
+    or "diverged"; "" if it was not judged. `reason` says why a candidate is out: "dropped after 16
+    steps".
     """
 
     name: str
@@ -131,8 +138,9 @@ class Trial:
 class Initialization(_Applied):
     """What `initialize_` did, and the way back.
 
-    `scales` holds the factor of each weight on top of the scheme. `before` is None where the weights, or the
-    network's output, were not finite. Reports hold the network alone where layers are costly to measure.
+    `scales` holds the factor of each weight on top of the scheme. `before` is None where the
+    weights, or the network's output, were not finite. Reports hold the network alone where layers
+    are costly to measure.
 
     >>> result = Initialization(before=None, after=None, scales={"fc3": 0.5}, target=40.0, rule="network",
     ...                         scheme="keep", scaling="last", converged=True, reason="within 5 %")
@@ -178,7 +186,11 @@ class Initialization(_Applied):
     @property
     def learned(self) -> bool:
         """Whether the winner of the race learned, or nothing is known of it; else nothing was written."""
-        return not self.trials or not self.trials[0].survived or self.trials[0].outcome in ("", LEARNED)
+        return (
+            not self.trials
+            or not self.trials[0].survived
+            or self.trials[0].outcome in ("", LEARNED)
+        )
 
     def save_weights(self, path: str | os.PathLike[str]) -> None:
         """Write the model as it is now as safetensors, whole or not at all; tied weights are stored once.

@@ -14,8 +14,8 @@ from hessinit.results.result import LATER, ByName, NamedLayer, Result
 class QuadraticForm(NamedLayer):
     """The curvature of one layer along one or more directions `g`, one entry for each.
 
-    `exact` is `gᵀHg`; `theorem1` is `vᵀ H_z v`, where `v` is the first-order change of the output along `g`;
-    `length` is `‖g‖`.
+    `exact` is `gᵀHg`; `theorem1` is `vᵀ H_z v`, where `v` is the first-order change of the output
+    along `g`; `length` is `‖g‖`.
 
     >>> numbers = {"exact": (3.0, 9.0), "theorem1": (2.0, 8.0), "length": (1.0, 2.0)}
     >>> form = QuadraticForm(name="fc1", shape=(5, 4), **numbers)
@@ -44,7 +44,8 @@ class QuadraticForm(NamedLayer):
     @property
     def ratio(self) -> float:
         """The mean exact form over the mean of Theorem 1's; 1 when both are 0."""
-        exact, theorem1 = math.fsum(self.exact), math.fsum(self.theorem1)
+        exact = math.fsum(self.exact)
+        theorem1 = math.fsum(self.theorem1)
         if theorem1 == 0:
             return 1.0 if exact == 0 else exact * math.inf
         return exact / theorem1
@@ -60,7 +61,9 @@ class QuadraticForm(NamedLayer):
         choose("relative_to", relative_to, ["approximation", "exact"])
         if not rtol >= 0:
             raise ValueError(f"rtol={rtol!r} must be a relative error, 0 or more, such as 0.5.")
-        errors = self.error_to_approximation if relative_to == "approximation" else self.error_to_exact
+        errors = (
+            self.error_to_approximation if relative_to == "approximation" else self.error_to_exact
+        )
         return sum(error <= rtol for error in errors) / len(errors)
 
 

@@ -12,13 +12,16 @@ from hessinit.results.result import Plain, Result
 class PaperCell:
     """One number of a table: ours over `n` seeds, the printed one, and whether the claim about it holds.
 
-    `rule` is the tolerance claimed, in words; empty where nothing is claimed, and then `within` is None.
+    `rule` is the tolerance claimed, in words; empty where nothing is claimed, and then `within` is
+    None.
     """
 
     row: str
     column: str
     ours: float
-    error: float | None = None  # standard error of the mean; None where there is none, as for one seed
+    error: float | None = (
+        None  # standard error of the mean; None where there is none, as for one seed
+    )
     n: int
     paper: float | None = None
     rule: str = ""

@@ -26,21 +26,28 @@ if TYPE_CHECKING:
 Plain = Any  # None, bool, int, float, str, and lists and dicts of them: what json.loads returns
 Row = TypeVar("Row", covariant=True)
 
-# Metadata of a field that belongs to the live model and is not stored. {"key": …} is a field's name in JSON.
+# Metadata of a field that belongs to the live model and is not stored. {"key": …} is a field's name
+# in JSON.
 TRANSIENT = {"transient": True}
 # Of a field that files of an earlier version do not have; it then has its default.
 LATER = {"later": True}
 # The modules that define the kinds of results, for `load`.
 MODULES = (
-    "curvature_report", "initialization", "comparison", "track_record", "advice", "quadratic_forms",
+    "curvature_report",
+    "initialization",
+    "comparison",
+    "track_record",
+    "advice",
+    "quadratic_forms",
     "reproduction",
-)  # fmt: skip
+)
 
 
 def to_plain(value: object, *, compared: bool = False) -> Plain:
     """Return dataclasses, tuples and mappings as strict JSON can hold them; a float keeps every bit.
 
-    Infinity and nan become "inf", "-inf" and "nan". With `compared`, only the fields that are compared count.
+    Infinity and nan become "inf", "-inf" and "nan". With `compared`, only the fields that are
+    compared count.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -64,7 +71,8 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
 
 def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
     """Return `data` as the type `kind`, such as a dataclass or `tuple[float, ...]`; refuse what differs."""
-    origin, pieces = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    pieces = typing.get_args(kind)
     if kind is Any:
         return data
     if origin in (typing.Union, UnionType):  # with None
@@ -101,13 +109,19 @@ def _read_dataclass(kind: Any, data: dict[str, Plain], where: str) -> Any:
     if issubclass(kind, Result):
         kind.check_kind(data, where)
         data = {key: value for key, value in data.items() if key not in ("kind", "schema")}
-    known, hints = _stored_fields(kind), _type_hints(kind)
-    stored = {key: one for key, one in known.items() if key in data or not one.metadata.get("later")}
+    known = _stored_fields(kind)
+    hints = _type_hints(kind)
+    stored = {
+        key: one for key, one in known.items() if key in data or not one.metadata.get("later")
+    }
     for key in (*stored, *data):
         if key not in data or key not in stored:
             raise ValueError(f"{key!r} is {'missing' if key in stored else 'unknown'} in {where}")
     prefix = "" if where == "it" else f"{where}."
-    given = {one.name: from_plain(hints[one.name], data[key], prefix + key) for key, one in stored.items()}
+    given = {
+        one.name: from_plain(hints[one.name], data[key], prefix + key)
+        for key, one in stored.items()
+    }
     return kind(**given)
 
 
@@ -128,7 +142,9 @@ def _parse(text: str | bytes, source: str) -> Plain:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as problem:
-        raise ValueError(f"{source} is not JSON ({problem}). Give a file that hessinit wrote.") from problem
+        raise ValueError(
+            f"{source} is not JSON ({problem}). Give a file that hessinit wrote."
+        ) from problem
 
 
 def _refuse_constant(name: str) -> Plain:
@@ -209,7 +225,9 @@ class Result(PlainData):
         """Write the result as one web page that loads nothing else."""
         write_text(path, presenter().to_page(self))
 
-    def plot(self, which: str | Sequence[str] | None = None, ax: Axes | Sequence[Axes] | None = None) -> Axes:
+    def plot(
+        self, which: str | Sequence[str] | None = None, ax: Axes | Sequence[Axes] | None = None
+    ) -> Axes:
         """Draw charts by name, by default the first, on `ax` or a new figure; return the first one's axes."""
         return presenter().draw(self, which, ax)[0]
 
@@ -233,13 +251,18 @@ class Result(PlainData):
         return presenter().to_notebook(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **{one.name: None for one in fields(self) if one.metadata.get("transient")}}  # type: ignore[arg-type]
+        state = dict(self.__dict__)
+        for field in fields(self):  # type: ignore[arg-type]
+            if field.metadata.get("transient"):
+                state[field.name] = None
+        return state
 
 
 def load(path: str | os.PathLike[str]) -> Any:
     """Read any result that `save` wrote, or the JSON lines of a tracker: the file says what it holds.
 
-    What `hessinit reproduce --json` printed becomes a list. Only JSON is read, and nothing in it is run.
+    What `hessinit reproduce --json` printed becomes a list. Only JSON is read, and nothing in it is
+    run.
     """
     if not isinstance(path, str | os.PathLike):
         raise ProblemError(f"path={path!r} must be the name of a file that hessinit wrote.")
@@ -252,7 +275,8 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def _read_result(data: Plain, source: str) -> Result:
-    kind, known = _kind(data), ", ".join(map(repr, Result.KINDS))
+    kind = _kind(data)
+    known = ", ".join(map(repr, Result.KINDS))
     if kind not in Result.KINDS:
         raise ValueError(f"{source} holds {kind!r}; what can be read back is {known}.")
     return Result.KINDS[kind].from_dict(data, source=source)
@@ -273,7 +297,10 @@ def _lay_out(value: Plain) -> str:
 
 
 def presenter(module: str = "") -> Any:
-    """Return hessinit.present, or a module of it. It imports the results, so it is imported when used."""
+    """Return hessinit.present, or a module of it.
+
+    It imports the results, so it is imported when used.
+    """
     return import_module(f"hessinit.present.{module}" if module else "hessinit.present")
 
 
@@ -333,7 +360,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             f"cannot write {path}: the folder {target.parent} does not exist. Create it first."
         )
     if target.exists() and not target.is_file():  # a folder, or a device such as /dev/null
-        raise ValueError(f"cannot write {path}: it is there and is not a file. Give the name of a file.")
+        raise ValueError(
+            f"cannot write {path}: it is there and is not a file. Give the name of a file."
+        )
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary

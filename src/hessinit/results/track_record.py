@@ -1,7 +1,8 @@
 """Sharpness through training: the points that a tracker measured, and the JSON lines of its log.
 
-The log has a header, then a line for each point with the training losses since the point before, and one at
-the end, which a killed run does not have: with the losses after the last point, the notes and the time.
+The log has a header, then a line for each point with the training losses since the point before,
+and one at the end, which a killed run does not have: with the losses after the last point, the
+notes and the time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from hessinit.results.initialization import Initialization
 from hessinit.results.result import LATER, Plain, Result, read_number
 
 MOST_LOSSES = 1000  # as many as a picture can show
-# At the limit the sharpness hovers: only after falling below this fraction of it does a new crossing count.
+# At the limit the sharpness hovers: only after falling below this fraction of it does a new
+# crossing count.
 BELOW_AGAIN = 0.9
 FREE_SECONDS = 5.0  # of measuring, whatever the overhead
 END = "end"
@@ -26,9 +28,10 @@ END = "end"
 class TrackedPoint:
     """The curvature after `step` steps, on the tracked batch.
 
-    `loss` is that of the tracked batch, `training_loss` the one last given to `tracker.step`. `norm` is ‖H‖;
-    `lr_over_limit` is the rate over `stable_learning_rate`, the optimizer's largest stable one: training is
-    unstable above 1. A measurement that failed has nan for its numbers, and `note` says why.
+    `loss` is that of the tracked batch, `training_loss` the one last given to `tracker.step`.
+    `norm` is ‖H‖; `lr_over_limit` is the rate over `stable_learning_rate`, the optimizer's largest
+    stable one: training is unstable above 1. A measurement that failed has nan for its numbers, and
+    `note` says why.
     """
 
     step: int
@@ -60,9 +63,9 @@ class TrackedPoint:
 class Tracking(Result):
     """What `track` found.
 
-    `losses` holds training losses by step, thinned to a thousand. `optimizer` is empty where none was given:
-    the limit is then that of plain gradient descent. `spent` are the seconds that measuring took with logging
-    and writing; None: those of the points.
+    `losses` holds training losses by step, thinned to a thousand. `optimizer` is empty where none
+    was given: the limit is then that of plain gradient descent. `spent` are the seconds that
+    measuring took with logging and writing; None: those of the points.
 
     >>> point = TrackedPoint(step=0, seconds=1.0, measuring_seconds=0.1, loss=2.3, lr=0.1, norm=30.0,
     ...                      error=0.1, converged=True, lr_times_norm=3.0, stable_learning_rate=2 / 30,
@@ -98,7 +101,11 @@ class Tracking(Result):
     @property
     def measuring_seconds(self) -> float:
         """The time spent measuring, with logging and writing where that is known."""
-        return sum(point.measuring_seconds for point in self.points) if self.spent is None else self.spent
+        return (
+            sum(point.measuring_seconds for point in self.points)
+            if self.spent is None
+            else self.spent
+        )
 
     @property
     def crossings(self) -> tuple[int, ...]:
@@ -108,7 +115,8 @@ class Tracking(Result):
 
 def find_crossings(points: Sequence[TrackedPoint]) -> tuple[int, ...]:
     """Return the steps at which the rate reached the limit from below; hovering there is one crossing."""
-    steps, below = [], True
+    steps = []
+    below = True
     for point in points:
         if point.lr_over_limit is None or math.isnan(point.lr_over_limit):
             continue
@@ -130,8 +138,12 @@ def describe_notes(notes: Iterable[tuple[int, str]]) -> list[str]:
     for step, note in notes:
         if note:
             steps.setdefault(note, []).append(step)
-    many = {note: f"Steps {at[0]} to {at[-1]} ({len(at)} measurements)" for note, at in steps.items()}
-    return [f"{many[note] if len(at) > 1 else f'Step {at[0]}'}: {note}" for note, at in steps.items()]
+    many = {
+        note: f"Steps {at[0]} to {at[-1]} ({len(at)} measurements)" for note, at in steps.items()
+    }
+    return [
+        f"{many[note] if len(at) > 1 else f'Step {at[0]}'}: {note}" for note, at in steps.items()
+    ]
 
 
 def are_lines(text: str | bytes) -> bool:
@@ -149,13 +161,16 @@ def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
     header = {key: value for key, value in json.loads(lines[0]).items() if key != "lines"}
     points: list[Plain] = []
     losses: list[list[Plain]] = []
-    facts, stride, ended = {}, 1, False
+    facts = {}
+    stride = 1
+    ended = False
     for number, line in enumerate(lines[1:], start=2):
         try:
             data = json.loads(line)
             more = [[int(step), loss] for step, loss in data.pop("losses")]
             losses = [pair for pair in losses if not more or pair[0] < more[0][0]] + more
-            stride, kind = int(data.pop("stride")), data.pop("line", None)
+            stride = int(data.pop("stride"))
+            kind = data.pop("line", None)
             ended = kind == END
             if kind is not None:
                 facts.update(data)
@@ -164,7 +179,9 @@ def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
         except (ValueError, TypeError, KeyError, AttributeError) as problem:
             if number == len(lines):
                 break  # the run was killed while it wrote this line
-            raise ValueError(f"line {number} of {source} is not a tracked point ({problem!r}).") from problem
+            raise ValueError(
+                f"line {number} of {source} is not a tracked point ({problem!r})."
+            ) from problem
     kept = [pair for pair in losses if pair[0] % stride == 0]
     gathered = {"seconds": 0.0, "spent": None, **header, **facts, "points": points, "losses": kept}
     if not ended:  # what only the end knows is told by the points

@@ -51,27 +51,27 @@ def advise(
 ) -> results.LearningRateAdvice:
     """The learning rate to train with, the stability limit, and whether to warm up.
 
-    `optimizer` is "sgd", "momentum", "nesterov", "adam" or "adamw" with torch's default settings unless
-    given, a torch optimizer, or a function `(parameters)` or `(parameters, lr)` that builds one. Its groups
-    may differ in learning rate and weight decay: the advice is for the one with the largest learning rate (or
-    for `lr`), and the others keep their proportion to it.
-    For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P the root mean square of mini-batch
-    gradients, so `batch` should be what one training step sees. The other options are those of `measure`:
-    curvature ("gauss-newton" or "hessian"), layers, tolerance, max_iterations, seed, forward, dtype, dropout
-    ("freeze" here), reduction, check, precision. `distributed` is that of `initialize_`: rank 0 works, and
-    every rank gets its advice.
+    `optimizer` is "sgd", "momentum", "nesterov", "adam" or "adamw" with torch's default settings
+    unless given, a torch optimizer, or a function `(parameters)` or `(parameters, lr)` that builds
+    one. Its groups may differ in learning rate and weight decay: the advice is for the one with the
+    largest learning rate (or for `lr`), and the others keep their proportion to it. For Adam and
+    AdamW the curvature is that of `P^-½ H P^-½` with P the root mean square of mini-batch
+    gradients, so `batch` should be what one training step sees. The other options are those of
+    `measure`: curvature ("gauss-newton" or "hessian"), layers, tolerance, max_iterations, seed,
+    forward, dtype, dropout ("freeze" here), reduction, check, precision. `distributed` is that of
+    `initialize_`: rank 0 works, and every rank gets its advice.
 
-    The stability limit is exact for a quadratic with the curvature of these weights. The learning rate is
-    found by trials: from the rate of the largest guaranteed decrease on, `trial_steps` steps on halves of the
-    batch at rates a factor 2 apart (`advice.trials`). The advice is a geometric mean of the best of them,
-    counted twice, and of the rate whose first step moves the weights by a fixed part of their length, within
-    0.25 to 0.6 times the best; nan where nothing learns. Without a curvature, as of a loss that has no second
-    derivative, trials alone decide. The model is put back, bit for bit. With trial_steps=0 it is the rate of
-    the largest guaranteed decrease. Above the advised rate, two longer trials decide whether `lr` is to be
-    warmed up to.
+    The stability limit is exact for a quadratic with the curvature of these weights. The learning
+    rate is found by trials: from the rate of the largest guaranteed decrease on, `trial_steps`
+    steps on halves of the batch at rates a factor 2 apart (`advice.trials`). The advice is a
+    geometric mean of the best of them, counted twice, and of the rate whose first step moves the
+    weights by a fixed part of their length, within 0.25 to 0.6 times the best; nan where nothing
+    learns. Without a curvature, as of a loss that has no second derivative, trials alone decide.
+    The model is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed
+    decrease. Above the advised rate, two longer trials decide whether `lr` is to be warmed up to.
 
-    Costs what `measure` takes for the network alone (for Adam and AdamW about ten products and a few
-    gradients), and about four trials of 32 steps on half the batch.
+    Costs what `measure` takes for the network alone (for Adam and AdamW about ten products and a
+    few gradients), and about four trials of 32 steps on half the batch.
 
     >>> import torch
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
@@ -86,10 +86,18 @@ def advise(
     usual: Any = {"dropout": "freeze", "tolerance": 0.01, **options}
     curvature, settings, given = rules.read_curvature_options(model, loss, usual)
     steps = rules.build_optimizer_rule(
-        optimizer, model, lr=lr, layers=given["layers"], momentum=momentum, betas=betas, eps=eps,
+        optimizer,
+        model,
+        lr=lr,
+        layers=given["layers"],
+        momentum=momentum,
+        betas=betas,
+        eps=eps,
         weight_decay=weight_decay,
-    )  # fmt: skip
-    problem = Problem(model, loss, batch, **{**given, "layers": sorted(steps.rates) or given["layers"]})
+    )
+    problem = Problem(
+        model, loss, batch, **{**given, "layers": sorted(steps.rates) or given["layers"]}
+    )
     with problem.settings():
         evaluations = evaluate(problem)
         if problem.dropout == "freeze":
@@ -107,30 +115,50 @@ def advise(
             limit = rules.StabilityLimit.unknown(steps.rule, str(failure))
         notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
         shared = measure.facts_of(problem, evaluations)
-        facts = {"curvature": curvature, **{name: shared[name] for name in ("loss", "examples", "versions")}}
-        facts["weights"] = tuple(layer.name for layer in measure.in_running_order(problem, evaluations))
+        facts = {
+            "curvature": curvature,
+            **{name: shared[name] for name in ("loss", "examples", "versions")},
+        }
+        facts["weights"] = tuple(
+            layer.name for layer in measure.in_running_order(problem, evaluations)
+        )
         facts["parameters"] = sum(layer.size for layer in problem.layers)
-        facts["notes"] = (*notes, *steps.notes, *measure.note_uncounted(problem, steps.moved), *limit.notes)
+        facts["notes"] = (
+            *notes,
+            *steps.notes,
+            *measure.note_uncounted(problem, steps.moved),
+            *limit.notes,
+        )
         for one in evaluations:
             one.forget()
-    tried, warmup = None, None
+    tried = None
+    warmup = None
     if trial_steps:
         build = rate_search.builder(steps, optimizer, unwrap(model))
-        forward, seed = given.get("forward"), given["seed"]
+        forward = given.get("forward")
+        seed = given["seed"]
         try:
-            with prepare_trials(unwrap(model), loss, problem.batches, forward=forward, seed=seed) as setting:
+            with prepare_trials(
+                unwrap(model), loss, problem.batches, forward=forward, seed=seed
+            ) as setting:
                 tried = rate_search.search_rate(setting, build, steps, limit.best, trial_steps)
                 if steps.lr is not None and steps.lr > tried.rate:
                     warmup = rate_search.try_warmup(setting, build, steps.lr)
-        except Exception as failure:  # what can be measured need not be trainable, as an RNN in eval mode
-            facts["notes"] += (f"No trial of the learning rate, as a training step failed: {failure}",)
+        except (
+            Exception
+        ) as failure:  # what can be measured need not be trainable, as an RNN in eval mode
+            facts["notes"] += (
+                f"No trial of the learning rate, as a training step failed: {failure}",
+            )
     with problem.settings():
         facts |= cost_of(problem, evaluations, started)
     advice = _advice(steps, limit, facts)
     if tried is not None:
         advice = results.with_trials(advice, tried, warmup)
     if not advice.converged:
-        message = f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."
+        message = (
+            f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."
+        )
         if strict:
             raise ConvergenceError(message)
         warnings.warn(message, ConvergenceWarning, stacklevel=4)  # past the decorators
@@ -140,29 +168,48 @@ def advise(
 def _advice(
     steps: rules.OptimizerRule, limit: rules.StabilityLimit, facts: dict[str, Any]
 ) -> results.LearningRateAdvice:
-    rule, lr = limit.rule, steps.lr or None
+    rule = limit.rule
+    lr = steps.lr or None
     if math.isnan(limit.norm.value):
         reason = say.explain_unknown(limit.norm.reason)
         return results.LearningRateAdvice(
-            optimizer=steps.name, lr=lr, learning_rate=math.nan, learning_rate_reason=reason,
-            stable_learning_rate=math.nan, stable_reason=reason, norm=limit.norm,
-            warmup=results.untried_warmup(lr, math.nan), **facts,
-        )  # fmt: skip
+            optimizer=steps.name,
+            lr=lr,
+            learning_rate=math.nan,
+            learning_rate_reason=reason,
+            stable_learning_rate=math.nan,
+            stable_reason=reason,
+            norm=limit.norm,
+            warmup=results.untried_warmup(lr, math.nan),
+            **facts,
+        )
     if not isinstance(rule, AdamRule):
         assert limit.ends is not None
-        return replace(results.advise_descent(rule, *limit.ends, lr=lr, **facts), optimizer=steps.name)
-    norm, first = limit.norm.value, limit.first_step
+        return replace(
+            results.advise_descent(rule, *limit.ends, lr=lr, **facts), optimizer=steps.name
+        )
+    norm = limit.norm.value
+    first = limit.first_step
     best = rule.best(norm)
     why_best, why_stable = say.explain_adaptive(norm, best, limit.stable, rule.decoupled_decay)
     if first < best:
-        why_best = "The first step sets it: it lowers the quadratic model of the loss most at this rate."
+        why_best = (
+            "The first step sets it: it lowers the quadratic model of the loss most at this rate."
+        )
     if 2 * first <= rule.stability_limit(norm) < math.inf:
         why_stable = (
             "Above it the first step, equally long in every weight, raises the quadratic model of the loss; "
             f"with P fixed, later steps grow above {format_number(rule.stability_limit(norm))}."
         )
     return results.LearningRateAdvice(
-        optimizer=steps.name, lr=lr, learning_rate=limit.best, learning_rate_reason=why_best,
-        stable_learning_rate=limit.stable, stable_reason=why_stable, norm=limit.norm, frozen=limit.frozen,
-        warmup=results.untried_warmup(lr, limit.best), **facts,
-    )  # fmt: skip
+        optimizer=steps.name,
+        lr=lr,
+        learning_rate=limit.best,
+        learning_rate_reason=why_best,
+        stable_learning_rate=limit.stable,
+        stable_reason=why_stable,
+        norm=limit.norm,
+        frozen=limit.frozen,
+        warmup=results.untried_warmup(lr, limit.best),
+        **facts,
+    )

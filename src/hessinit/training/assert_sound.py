@@ -12,7 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError, check_names, check_positive
+from hessinit.errors import (
+    ConvergenceWarning,
+    ProblemError,
+    WeightsError,
+    check_names,
+    check_positive,
+)
 from hessinit.measurement.loss_range import UNKNOWN, LossRange
 from hessinit.measurement.measure import measure
 from hessinit.measurement.soundness import REDRAW
@@ -30,13 +36,17 @@ from hessinit.training.advise import advise
 from hessinit.training.trial import DEVIATIONS, LEAST_RISE, noise_of, prepare_trials
 
 WIDTH = 100
-# Rates up to that many times the stability limit often train: the curvature falls in the first steps.
+# Rates up to that many times the stability limit often train: the curvature falls in the first
+# steps.
 MOST_TIMES_STABLE = 8.0
-# The decrease of the loss along the gradient in one step of descent, as a part of what can be gained.
+# The decrease of the loss along the gradient in one step of descent, as a part of what can be
+# gained.
 LEAST_DECREASE = 3e-5
-# Adam's steps do not shrink with the gradient: signals that are lost or uneven must be so by that much more.
+# Adam's steps do not shrink with the gradient: signals that are lost or uneven must be so by that
+# much more.
 ADAM_EXCESS = 1000.0
-# A trial that gains this part of what can be gained overrules the findings, but for those that are certain.
+# A trial that gains this part of what can be gained overrules the findings, but for those that are
+# certain.
 OVERRULES = 0.2
 SIGNALS = ("signal lost", "activations grow", "activations shrink")
 
@@ -56,17 +66,19 @@ def assert_sound(
 ) -> CurvatureReport:
     """Raise an AssertionError with the findings and the report's table when training is expected to fail.
 
-    Found are layers without a gradient, examples that look the same after some layer, activations that grow
-    or shrink with depth, a loss far above that of a constant output, and numbers that are not finite. With a
-    learning rate, by `lr` or the optimizer's own, also one at which the loss rises in a trial, or that is
-    above `times_stable` times the stability limit of the optimizer, and a gradient that is too small for it.
-    `optimizer` is a name, a torch optimizer or a function that builds one, parameter groups included. The
-    norms must converge. `options` are those of `measure`, but for plan. The model is not changed; for a sound
-    one the report is returned.
-    `distributed` is that of `initialize_`: rank 0 judges, and a `RankError` tells the others of a failure.
+    Found are layers without a gradient, examples that look the same after some layer, activations
+    that grow or shrink with depth, a loss far above that of a constant output, and numbers that are
+    not finite. With a learning rate, by `lr` or the optimizer's own, also one at which the loss
+    rises in a trial, or that is above `times_stable` times the stability limit of the optimizer,
+    and a gradient that is too small for it. `optimizer` is a name, a torch optimizer or a function
+    that builds one, parameter groups included. The norms must converge. `options` are those of
+    `measure`, but for plan. The model is not changed; for a sound one the report is returned.
+    `distributed` is that of `initialize_`: rank 0 judges, and a `RankError` tells the others of a
+    failure.
 
-    How often it is right was measured: benchmarks/results/soundness.txt. Costs what `measure` does; with a
-    learning rate 32 steps on halves of the batch more, and for Adam and AdamW about ten products.
+    How often it is right was measured: benchmarks/results/soundness.txt. Costs what `measure` does;
+    with a learning rate 32 steps on halves of the batch more, and for Adam and AdamW about ten
+    products.
 
     >>> import torch
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
@@ -83,17 +95,22 @@ def assert_sound(
         why = "the rate is judged by the network's ‖H‖. Leave out one of them"
         raise ProblemError(f"network=False and a learning rate do not go together: {why}.")
     if not isinstance(batch, tuple):
-        batch = [(one.inputs, one.targets) for _, one in read_batches(batch)]  # it is read more than once
+        batch = [
+            (one.inputs, one.targets) for _, one in read_batches(batch)
+        ]  # it is read more than once
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # not converged is a failure here
         try:
             report = measure(model, loss, batch, distributed="each", **options)
         except WeightsError as refusal:
             raise AssertionError(f"not sound:\n{refusal} {REDRAW}.") from None
-        judged, norm = without_what_adam_tolerates(report, rule.rule), None
+        judged = without_what_adam_tolerates(report, rule.rule)
+        norm = None
         if rule.lr is not None:
             stable, norm = _find_limit(rule, report, optimizer, model, loss, batch, options)
-            trial, loss_range = try_rate(model, loss, batch, optimizer, rule, options.get("forward"))
+            trial, loss_range = try_rate(
+                model, loss, batch, optimizer, rule, options.get("forward")
+            )
             judged = judge_rate(report, rule, stable, trial, loss_range, times_stable)
     failures = [*map(str, judged.findings or ()), *_name_unconverged(report, norm)]
     if failures:
@@ -179,13 +196,16 @@ def _judge_height(
     assert lr is not None
     limit = words.format_number(stable)
     lower = f"Lower lr below {limit}"
-    # The size of the weights does not change the length of Adam's steps, and flat weights grow sharper.
+    # The size of the weights does not change the length of Adam's steps, and flat weights grow
+    # sharper.
     if isinstance(rule.rule, Descent) and report.network.norm > FLAT_INITIALIZATION:
         lower += f", or fit the weights to it: hessinit.initialize_(model, loss, batch, lr={lr:g})"
     learned = trial is not None and trial.outcome == LEARNED
     if lr > times_stable * stable and (times_stable < MOST_TIMES_STABLE or not learned):
         times = words.format_times(lr / stable)
-        message = f"lr={lr:g} is {times} times the stability limit of {rule.rule}, which is {limit}."
+        message = (
+            f"lr={lr:g} is {times} times the stability limit of {rule.rule}, which is {limit}."
+        )
         return [Finding(kind="rate too high", message=message, way_out=f"{lower}.")]
     if trial is None or learned:
         return []
@@ -194,7 +214,9 @@ def _judge_height(
     least = trial.losses[0] + LEAST_RISE * loss_range.height(trial.losses[0]) + by_chance
     if trial.outcome != DIVERGED and not highest > least:
         return []
-    ending = "" if trial.outcome == DIVERGED else ", and ended no lower than that of a constant output"
+    ending = (
+        "" if trial.outcome == DIVERGED else ", and ended no lower than that of a constant output"
+    )
     rose = f"from {words.format_number(trial.losses[0])} to {words.format_number(highest)}{ending}"
     message = f"In {trial.steps} trial steps on this batch at lr={lr:g} the loss rose {rose}."
     way_out = f"{lower}." if lr > stable else "Lower lr: hessinit.advise finds one."
@@ -206,7 +228,12 @@ def _judge_smallness(
 ) -> list[Finding]:
     """Whether steps along the gradient would take more than a training to lower the loss."""
     gain = loss_range.gain(report.loss)
-    if not isinstance(rule.rule, Descent) or not report.gradient_norm or not gain > 0 or rule.lr is None:
+    if (
+        not isinstance(rule.rule, Descent)
+        or not report.gradient_norm
+        or not gain > 0
+        or rule.lr is None
+    ):
         return []
     decrease = rule.lr * rule.rule.lasting * report.gradient_norm**2 / gain
     if decrease >= LEAST_DECREASE:
@@ -220,14 +247,21 @@ def _judge_smallness(
 
 
 def _find_limit(
-    rule: rules.OptimizerRule, report: CurvatureReport, optimizer: rules.AnyOptimizer, model: nn.Module,
-    loss: Loss, batch: Any, options: Mapping[str, Any],
-) -> tuple[float, Estimate]:  # fmt: skip
+    rule: rules.OptimizerRule,
+    report: CurvatureReport,
+    optimizer: rules.AnyOptimizer,
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    options: Mapping[str, Any],
+) -> tuple[float, Estimate]:
     """The stability limit, and the norm that it follows from; that of a named descent is in the report."""
     if isinstance(rule.rule, Descent) and not rule.rates:
         norm = rule.rule.norm(report.network.top, report.network.bottom)
         return rule.rule.stability_limit(norm.value), norm
-    given: Any = {name: options[name] for name in rules.CurvatureOptions.__annotations__ if name in options}
+    given: Any = {
+        name: options[name] for name in rules.CurvatureOptions.__annotations__ if name in options
+    }
     given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
     given |= {"check": False, "distributed": "each"}  # `measure` has checked the derivatives
     found = advise(model, loss, batch, optimizer=optimizer, lr=rule.lr, trial_steps=0, **given)
@@ -238,9 +272,15 @@ def _name_unconverged(report: CurvatureReport, norm: Estimate | None) -> list[st
     rows = [*report.layers, *([report.network] if report.network_measured else [])]
     some = [row for row in rows if not row.converged and math.isfinite(row.norm)]
     if some:
-        names = ["the network" if row is report.network else words.call_layer(row.name) for row in some]
+        names = [
+            "the network" if row is report.network else words.call_layer(row.name) for row in some
+        ]
         reason = words.unstopped(some[0].reason)
-        return [f"{words.join_names(names)} did not reach tolerance={report.tolerance:g}: {reason}."]
+        return [
+            f"{words.join_names(names)} did not reach tolerance={report.tolerance:g}: {reason}."
+        ]
     if norm is not None and not norm.converged and math.isfinite(norm.value):
-        return [f"the stability limit of the optimizer did not converge: {words.unstopped(norm.reason)}."]
+        return [
+            f"the stability limit of the optimizer did not converge: {words.unstopped(norm.reason)}."
+        ]
     return []

@@ -21,14 +21,21 @@ from hessinit.measurement.measure import SOFTWARE
 from hessinit.training.workers import Job, Results, Work, WorkerLostError, pack, run_packed
 
 PATIENCE = 60.0  # seconds without any worker; a nanny brings one back within ten
-CONTINUE = "Finished runs are kept in the folder, if one was given; the same call or command continues."
+CONTINUE = (
+    "Finished runs are kept in the folder, if one was given; the same call or command continues."
+)
 VERSIONS = f"hessinit {SOFTWARE['hessinit']}, torch {SOFTWARE['torch'].partition('+')[0]}"  # not +cpu, +cu126
 INSTALLED = {"site-packages", "dist-packages", Path(pickle.__file__).parent.name}
-_sent: set[str] = set()  # what this process has sent, and need not import again if it is a worker, too
+_sent: set[str] = (
+    set()
+)  # what this process has sent, and need not import again if it is a worker, too
 
 
 def run_on_cluster(work: Work, jobs: Sequence[Job], executor: Any) -> Results:
-    """Like `run_jobs`, on the executor of a Dask client. A run whose worker dies is made on another."""
+    """Like `run_jobs`, on the executor of a Dask client.
+
+    A run whose worker dies is made on another.
+    """
     import cloudpickle  # comes with Dask; also sends lambdas, and what a main script defines
     from distributed import KilledWorker
 
@@ -44,15 +51,19 @@ def run_on_cluster(work: Work, jobs: Sequence[Job], executor: Any) -> Results:
                 raise answer
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sending large graph")  # it is sent once
-            # A task that returns it, not scattered data: these are lost with the worker that holds them.
+            # A task that returns it, not scattered data: these are lost with the worker that holds
+            # them.
             held = client.submit(bytes, packed, pure=False)
         futures.update({executor.submit(run_packed, held, job, pure=False): job for job in jobs})
-        pending, seen = set(futures), time.monotonic()
+        pending = set(futures)
+        seen = time.monotonic()
         while pending:
             done, pending = wait(pending, 1.0, FIRST_COMPLETED)
             for future in done:
                 yield futures[future], future.result()
-            with contextlib.suppress(OSError):  # where the scheduler is gone, the client cancels all futures
+            with contextlib.suppress(
+                OSError
+            ):  # where the scheduler is gone, the client cancels all futures
                 seen = time.monotonic() if done or client.nthreads() else seen
             if time.monotonic() - seen > PATIENCE:
                 raise WorkerLostError(
@@ -81,29 +92,42 @@ def _find_files(packed: bytes) -> dict[str, tuple[str, bytes]]:
     """Path and source of the user's modules that a pickle names, and of all loaded from the same folders."""
     strings = {value for _, value, _ in pickletools.genops(packed) if isinstance(value, str)}
     folders = {_folder_of(name) for name in strings & sys.modules.keys()} - {None}
-    names = [name for name in list(sys.modules) if name != "__main__" and _folder_of(name) in folders]
-    paths = [(name, path) for name in names if (path := _path_of(sys.modules[name])).suffix == ".py"]
+    names = [
+        name for name in list(sys.modules) if name != "__main__" and _folder_of(name) in folders
+    ]
+    paths = [
+        (name, path) for name in names if (path := _path_of(sys.modules[name])).suffix == ".py"
+    ]
     return {name: (str(path), path.read_bytes() if path.exists() else b"") for name, path in paths}
 
 
 def _path_of(module: Any) -> Path:
     inside = list(getattr(module, "__path__", ()))  # a package need not have a file
-    return Path(inside[0], "__init__.py") if inside else Path(getattr(module, "__file__", None) or "")
+    return (
+        Path(inside[0], "__init__.py") if inside else Path(getattr(module, "__file__", None) or "")
+    )
 
 
 def _folder_of(module: str) -> Path | None:
     """Where the user's module, or the package that it is in, was imported from; None if it is installed."""
     path = _path_of(sys.modules.get(name := module.partition(".")[0]))
-    installed = INSTALLED & set(path.parts) or name in ("hessinit", "torch") or not path.is_absolute()
+    installed = (
+        INSTALLED & set(path.parts) or name in ("hessinit", "torch") or not path.is_absolute()
+    )
     return None if installed else path.parents[path.name == "__init__.py"]
 
 
 class SentFiles(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):  # type: ignore[misc]
-    """Imports modules from text, once it is unpickled. Their `__file__` is the sender's, for tracebacks."""
+    """Imports modules from text, once it is unpickled.
+
+    Their `__file__` is the sender's, for tracebacks.
+    """
 
     def __init__(self, files: dict[str, tuple[str, bytes]]) -> None:
         # The name makes the bytes new: equal ones could mean files that have been changed since.
-        self.files, self.versions, self.name = files, VERSIONS, uuid.uuid4().hex
+        self.files = files
+        self.versions = VERSIONS
+        self.name = uuid.uuid4().hex
         _sent.add(self.name)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

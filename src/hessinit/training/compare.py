@@ -19,7 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import ConvergenceWarning, ProblemError, accepts, check_names, check_positive, list_of
+from hessinit.errors import (
+    ConvergenceWarning,
+    ProblemError,
+    accepts,
+    check_names,
+    check_positive,
+    list_of,
+)
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
@@ -30,11 +37,32 @@ from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison
 from hessinit.results.initialization import DIVERGED
 from hessinit.results.result import Plain, from_plain, to_plain
 from hessinit.training import loop
-from hessinit.training.data import Data, copy_to, derive, device_of, read_data, reproducible, seed_everything
-from hessinit.training.initializers import Initializer, NormalWeights, WriteWeights, describe, read_schemes
+from hessinit.training.data import (
+    Data,
+    copy_to,
+    derive,
+    device_of,
+    read_data,
+    reproducible,
+    seed_everything,
+)
+from hessinit.training.initializers import (
+    Initializer,
+    NormalWeights,
+    WriteWeights,
+    describe,
+    read_schemes,
+)
 from hessinit.training.run_folder import RunFolder, describe_interruption
 from hessinit.training.trial import judge
-from hessinit.training.workers import Job, announce, check_workers, count_cores, progress_bar, run_jobs
+from hessinit.training.workers import (
+    Job,
+    announce,
+    check_workers,
+    count_cores,
+    progress_bar,
+    run_jobs,
+)
 
 DEFAULT_SCHEMES = ("default", "he", "glorot", "orthogonal", "lsuv", "hessinit")
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -52,34 +80,49 @@ Key = tuple[str, float, int]  # scheme, learning rate, seed
 @uninterrupted
 @on_all_ranks(splits=["each"])
 def compare(
-    build: Build, loss: Loss, data: Any, *,
+    build: Build,
+    loss: Loss,
+    data: Any,
+    *,
     schemes: str | Iterable[str | Initializer] | Mapping[str, str | WriteWeights] = DEFAULT_SCHEMES,
-    learning_rates: Iterable[float] = LEARNING_RATES, seeds: int | Iterable[int] = 3,
-    steps: int = 200, batch_size: int = 64, optimizer: str | loop.MakeOptimizer = "sgd",
-    warmup: int | None = None, forward: Forward | None = None, measure_curvature: bool = True,
-    folder: str | os.PathLike[str] | None = None, workers: int | None = None,
-    executor: Executor | None = None, device: str | torch.device | None = None, progress: bool = True,
+    learning_rates: Iterable[float] = LEARNING_RATES,
+    seeds: int | Iterable[int] = 3,
+    steps: int = 200,
+    batch_size: int = 64,
+    optimizer: str | loop.MakeOptimizer = "sgd",
+    warmup: int | None = None,
+    forward: Forward | None = None,
+    measure_curvature: bool = True,
+    folder: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    device: str | torch.device | None = None,
+    progress: bool = True,
     distributed: str | None = None,
-) -> Comparison:  # fmt: skip
+) -> Comparison:
     """Train briefly from several initializations, at several learning rates, with several seeds.
 
-    `build()` makes a new model, which is trained in train mode. `data` is `(inputs, targets)` with all
-    examples along the first dimension, or an iterable of ready batches (whose size `batch_size` does not
-    change). All schemes of a seed see the same batches in the same order; numbers depend on the seeds only.
+    `build()` makes a new model, which is trained in train mode. `data` is `(inputs, targets)` with
+    all examples along the first dimension, or an iterable of ready batches (whose size `batch_size`
+    does not change). All schemes of a seed see the same batches in the same order; numbers depend
+    on the seeds only.
 
-    A scheme is one of `apply_scheme_`, "default" (the weights that build() gives), "hessinit" (`initialize_`
-    for that learning rate), or one of them with "+warmup": the rate rises linearly over `warmup` steps (by
-    default a fifth). A mapping names functions of your own, `scheme(model, loss, batch, lr, seed)`, which
-    write the weights in place. `optimizer` is "sgd", "momentum" or "nesterov" (0.9), "adam", "adamw" or a
-    function `(parameters, lr)`. A scheme that fails on this model stops nothing: its runs say why.
+    A scheme is one of `apply_scheme_`, "default" (the weights that build() gives), "hessinit"
+    (`initialize_` for that learning rate), or one of them with "+warmup": the rate rises linearly
+    over `warmup` steps (by default a fifth). A mapping names functions of your own, `scheme(model,
+    loss, batch, lr, seed)`, which write the weights in place. `optimizer` is "sgd", "momentum" or
+    "nesterov" (0.9), "adam", "adamw" or a function `(parameters, lr)`. A scheme that fails on this
+    model stops nothing: its runs say why.
 
-    With `folder`, every finished run is kept there, and the same call continues an interrupted experiment,
-    also with more schemes, rates and seeds. Your functions are recorded by name: after changing their code,
-    use a new folder. Runs are made in `workers` processes (by default one for each core), for which your
-    functions must be defined at the top of a file, or on an `executor` of concurrent.futures. A rank of a
-    distributed job makes all runs itself, and only with distributed="each": call it on rank 0 alone.
+    With `folder`, every finished run is kept there, and the same call continues an interrupted
+    experiment, also with more schemes, rates and seeds. Your functions are recorded by name: after
+    changing their code, use a new folder. Runs are made in `workers` processes (by default one for
+    each core), for which your functions must be defined at the top of a file, or on an `executor`
+    of concurrent.futures. A rank of a distributed job makes all runs itself, and only with
+    distributed="each": call it on rank 0 alone.
 
-    Costs `steps` training steps for each run, and 20 to 50 more where the initial curvature is measured.
+    Costs `steps` training steps for each run, and 20 to 50 more where the initial curvature is
+    measured.
 
     >>> from hessinit.digits import load_digits
     >>> from torch import nn
@@ -93,7 +136,9 @@ def compare(
     steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
     read = read_schemes(schemes, _read_warmup(warmup, steps))
     if warmup is not None and not any(each.warmup for each in read):
-        raise ProblemError(f"warmup={warmup} is for schemes with a warmup; name one, such as 'he+warmup'.")
+        raise ProblemError(
+            f"warmup={warmup} is for schemes with a warmup; name one, such as 'he+warmup'."
+        )
     rates = _read_list("learning_rates", learning_rates, "[0.01, 0.1]", check_positive)
     if isinstance(build, nn.Module) or not accepts(build):
         rule = "a function that makes a new model for every run, such as lambda: Net()"
@@ -110,8 +155,11 @@ def compare(
         place = None if device is None else str(torch.empty(0, device=device).device)
     except (RuntimeError, AssertionError, TypeError, ValueError) as failure:
         why = f"device={device!r} cannot be used here: {failure}"
-        raise ProblemError(f"{why}. Leave it out to train where build() puts the model.") from failure
-    kept, started = RunFolder(folder), time.perf_counter()
+        raise ProblemError(
+            f"{why}. Leave it out to train where build() puts the model."
+        ) from failure
+    kept = RunFolder(folder)
+    started = time.perf_counter()
     examples = read_data(data, validate.check_whole("batch_size", batch_size, at_least=1), steps)
     trainer = Trainer(build, loss, examples, forward, read, steps, optimizer, place)
     model, first_loss, step_seconds, loss_range = trainer.check_first_model()
@@ -128,7 +176,9 @@ def compare(
     grid = [(each.name, rate, seed) for each in read for rate in rates for seed in numbers]
     dependent = tuple(each.name for each in read if each.depends_on_rate)
     # Weights that do not depend on the learning rate are measured at the lowest one.
-    measured = {key for key in grid if measure_curvature and (key[0] in dependent or key[1] == min(rates))}
+    measured = {
+        key for key in grid if measure_curvature and (key[0] in dependent or key[1] == min(rates))
+    }
     if progress and executor is None and not kept.results:
         made = len(grid) * steps + len(measured) * MEASURING
         announce(made * step_seconds / min(workers or count_cores(), len(grid)), SHORTER)
@@ -140,31 +190,52 @@ def compare(
             norms = known.get((name, seed)) if rate == min(rates) else None
             runs[name, rate, seed] = replace(runs[name, rate, seed], norms=norms)
     settings = {
-        "model": type(model).__name__, "parameters": sum(one.numel() for one in model.parameters()),
-        "loss": describe(loss), "forward": None if forward is None else describe(forward),
+        "model": type(model).__name__,
+        "parameters": sum(one.numel() for one in model.parameters()),
+        "loss": describe(loss),
+        "forward": None if forward is None else describe(forward),
         "measure_curvature": measure_curvature,
-    }  # fmt: skip
+    }
     return Comparison(
-        kind=kind, schemes=tuple(each.name for each in read), learning_rates=rates, seeds=numbers,
-        runs=tuple(runs[key] for key in grid), steps=steps, batch_size=examples.batch_size,
-        optimizer=describe(optimizer), examples=examples.examples, stds=stds, rate_dependent=dependent,
-        warmup=max(each.warmup for each in read) or None, seconds=time.perf_counter() - started, notes=notes,
+        kind=kind,
+        schemes=tuple(each.name for each in read),
+        learning_rates=rates,
+        seeds=numbers,
+        runs=tuple(runs[key] for key in grid),
+        steps=steps,
+        batch_size=examples.batch_size,
+        optimizer=describe(optimizer),
+        examples=examples.examples,
+        stds=stds,
+        rate_dependent=dependent,
+        warmup=max(each.warmup for each in read) or None,
+        seconds=time.perf_counter() - started,
+        notes=notes,
         constant_loss=None if math.isnan(loss_range.constant) else loss_range.constant,
-        settings=settings, versions=versions,
-    )  # fmt: skip
+        settings=settings,
+        versions=versions,
+    )
 
 
 @uninterrupted
 def sweep(
-    build: Build, loss: Loss, data: Any, *,
-    stds: Iterable[float] = STDS, learning_rate: float = 0.01, layers: str | Iterable[str] | None = None,
-    steps: int = 200, warmup: int | None = None, **options: Any,
-) -> Comparison:  # fmt: skip
+    build: Build,
+    loss: Loss,
+    data: Any,
+    *,
+    stds: Iterable[float] = STDS,
+    learning_rate: float = 0.01,
+    layers: str | Iterable[str] | None = None,
+    steps: int = 200,
+    warmup: int | None = None,
+    **options: Any,
+) -> Comparison:
     """Draw the weights from N(0, std²) for each of `stds`, measure the curvature, train briefly.
 
-    The experiment of the paper's Tables 4 and 5. Biases are 0; every std scales the same random numbers.
-    `layers` takes names or globs: other weights stay as build() gives them. With `warmup`, the rate rises
-    linearly over that many steps. The other options are those of `compare`, schemes and learning_rates aside.
+    The experiment of the paper's Tables 4 and 5. Biases are 0; every std scales the same random
+    numbers. `layers` takes names or globs: other weights stay as build() gives them. With `warmup`,
+    the rate rises linearly over that many steps. The other options are those of `compare`, schemes
+    and learning_rates aside.
 
     >>> from hessinit.digits import load_digits
     >>> from torch import nn
@@ -177,11 +248,17 @@ def sweep(
     """
     check_names(
         options,
-        [one for one in inspect.signature(compare).parameters if one not in ("schemes", "learning_rates")],
+        [
+            one
+            for one in inspect.signature(compare).parameters
+            if one not in ("schemes", "learning_rates")
+        ],
     )
     steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
     sizes = _read_list("stds", stds, "[0.5, 0.05]", check_positive)
-    chosen = layers if isinstance(layers, str) else tuple(validate.list_patterns(layers) or ()) or None
+    chosen = (
+        layers if isinstance(layers, str) else tuple(validate.list_patterns(layers) or ()) or None
+    )
     warming = 0 if warmup is None else _read_warmup(warmup, steps)
     read = tuple(Initializer(f"std {std!r}", NormalWeights(std, chosen), warming) for std in sizes)
     rates = [check_positive("learning_rate", learning_rate)]
@@ -204,43 +281,67 @@ class Trainer:
 
     def __call__(self, job: Job) -> Run:
         (name, rate, seed), measures = job.parameters
-        run, started = partial(Run, scheme=name, learning_rate=rate, seed=seed), time.perf_counter()
+        run = partial(Run, scheme=name, learning_rate=rate, seed=seed)
+        started = time.perf_counter()
         with reproducible(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the first model's warnings were shown when it was checked
+            warnings.simplefilter(
+                "ignore"
+            )  # the first model's warnings were shown when it was checked
             model = self.build_model(seed)
             device = device_of(model)
-            loss, chosen = self.own_loss(device), self.data.initial_batch(seed)
+            loss = self.own_loss(device)
+            chosen = self.data.initial_batch(seed)
             scheme = next(each for each in self.schemes if each.name == name)
             try:
                 batch = copy_to(chosen, device)
-                remark = scheme.initialize_(model, loss, batch, rate, seed, self.forward, self.optimizer)
+                remark = scheme.initialize_(
+                    model, loss, batch, rate, seed, self.forward, self.optimizer
+                )
             except Exception as failure:  # a scheme may refuse this model
                 return run(
-                    losses=(), first_loss=math.nan, final_loss=math.nan, steps_done=0, diverged=False,
-                    norms=None, seconds=time.perf_counter() - started,
+                    losses=(),
+                    first_loss=math.nan,
+                    final_loss=math.nan,
+                    steps_done=0,
+                    diverged=False,
+                    norms=None,
+                    seconds=time.perf_counter() - started,
                     note=str(failure) or type(failure).__name__,
-                )  # fmt: skip
+                )
             model.train()
-            norms, trouble = None, ""
+            norms = None
+            trouble = ""
             if measures:
-                check = scheme.scheme != "hessinit"  # `initialize_` has checked the derivatives already
+                check = (
+                    scheme.scheme != "hessinit"
+                )  # `initialize_` has checked the derivatives already
                 norms, trouble = self._measure(model, loss, copy_to(chosen, device), seed, check)
             seed_everything(seed, "training")  # after the measurement, so that it changes nothing
             optimizer = loop.make_optimizer(self.optimizer, model, rate)
             losses, failed = loop.train(
-                model, loss, (copy_to(batch, device) for batch in self.data.minibatches(seed)), optimizer,
-                steps=self.steps, warmup=loop.Warmup(optimizer, scheme.warmup), forward=self.forward,
+                model,
+                loss,
+                (copy_to(batch, device) for batch in self.data.minibatches(seed)),
+                optimizer,
+                steps=self.steps,
+                warmup=loop.Warmup(optimizer, scheme.warmup),
+                forward=self.forward,
                 build=lambda: self.build_model(seed),
-            )  # fmt: skip
-        outcome, last = judge(losses, self.loss_range), window(self.steps)
+            )
+        outcome = judge(losses, self.loss_range)
+        last = window(self.steps)
         curve = loop.chunk_means(losses, math.ceil(self.steps / MOST_POINTS))
         return run(
             losses=tuple(float(f"{loss:.{DIGITS}g}") for loss in curve),
-            first_loss=losses[0], final_loss=loop.final_loss(losses, last),
+            first_loss=losses[0],
+            final_loss=loop.final_loss(losses, last),
             steps_done=len(losses) - (not math.isfinite(losses[-1])),
-            diverged=outcome == DIVERGED, outcome=outcome, norms=norms, seconds=time.perf_counter() - started,
+            diverged=outcome == DIVERGED,
+            outcome=outcome,
+            norms=norms,
+            seconds=time.perf_counter() - started,
             note=" ".join(filter(None, (remark, trouble, failed))),
-        )  # fmt: skip
+        )
 
     def build_model(self, seed: int) -> nn.Module:
         """A new model on the chosen device; the same weights for the same seed."""
@@ -251,7 +352,9 @@ class Trainer:
         return moved.train()
 
     def own_loss(self, device: torch.device) -> Loss:
-        return copy.deepcopy(self.loss).to(device) if isinstance(self.loss, nn.Module) else self.loss
+        return (
+            copy.deepcopy(self.loss).to(device) if isinstance(self.loss, nn.Module) else self.loss
+        )
 
     def check_first_model(self) -> tuple[nn.Module, float, float, LossRange]:
         """A new model, its loss, the seconds of a gradient, and the range of the loss.
@@ -259,7 +362,8 @@ class Trainer:
         Refuses wrong models, losses and data before any run.
         """
         with reproducible():
-            other, model = self.build_model(0), self.build_model(0)
+            other = self.build_model(0)
+            model = self.build_model(0)
             validate.check_order(model, self.loss)
             for part in self.data.parts:
                 validate.check_finite_inputs(part.inputs, "")
@@ -289,7 +393,8 @@ class Trainer:
         """Over some mini-batches."""
         if not isinstance(output, Tensor):
             return UNKNOWN
-        loss, size = self.own_loss(output.device), self.data.initial_batch(0).size
+        loss = self.own_loss(output.device)
+        size = self.data.initial_batch(0).size
         some = itertools.islice(self.data.minibatches(0), CONSTANT_BATCHES)
         # The output is that of the initial batch; the last one of ready ones may differ.
         pairs = [copy_to(batch, output.device) for batch in some if batch.size == size]
@@ -311,14 +416,21 @@ class Trainer:
             for name, parameter in model.named_parameters()
         )
         return {
-            "model": describe(model), "parameters": "; ".join(shapes), "loss": describe(self.loss),
-            "forward": describe(self.forward), "hash of the data": self.data.digest(),
-            "examples": self.data.examples, "batch_size": self.data.batch_size, "steps": self.steps,
-            "optimizer": describe(self.optimizer), "device": device_of(model).type,
+            "model": describe(model),
+            "parameters": "; ".join(shapes),
+            "loss": describe(self.loss),
+            "forward": describe(self.forward),
+            "hash of the data": self.data.digest(),
+            "examples": self.data.examples,
+            "batch_size": self.data.batch_size,
+            "steps": self.steps,
+            "optimizer": describe(self.optimizer),
+            "device": device_of(model).type,
             "default dtype": str(torch.get_default_dtype()),
-            # Options that repr(loss) does not show change it. Few digits: other machines round otherwise.
+            # Options that repr(loss) does not show change it. Few digits: other machines round
+            # otherwise.
             "loss of a new model": f"{first_loss:.4g}",
-        }  # fmt: skip
+        }
 
     def _measure(
         self, model: nn.Module, loss: Loss, batch: tuple[Any, Any], seed: int, check: bool
@@ -329,9 +441,16 @@ class Trainer:
             warnings.simplefilter("always", ConvergenceWarning)
             try:
                 report = measure(
-                    model, loss, batch, forward=self.forward, dropout="freeze", tolerance=TOLERANCE,
-                    check=check, seed=derive(seed, "measure"), distributed="each",
-                )  # fmt: skip
+                    model,
+                    loss,
+                    batch,
+                    forward=self.forward,
+                    dropout="freeze",
+                    tolerance=TOLERANCE,
+                    check=check,
+                    seed=derive(seed, "measure"),
+                    distributed="each",
+                )
             except Exception as failure:
                 return None, f"The initial curvature was not measured: {failure}"
         # A layer that is called "network" appears under its parameter's name.
@@ -342,21 +461,30 @@ class Trainer:
 
 
 def _make_runs(
-    trainer: Trainer, kept: RunFolder, grid: Sequence[Key], measured: Container[Key], progress: bool,
-    workers: int | None, executor: Executor | None,
-) -> tuple[dict[Key, Run], tuple[str, ...]]:  # fmt: skip
+    trainer: Trainer,
+    kept: RunFolder,
+    grid: Sequence[Key],
+    measured: Container[Key],
+    progress: bool,
+    workers: int | None,
+    executor: Executor | None,
+) -> tuple[dict[Key, Run], tuple[str, ...]]:
     """The runs of the folder and those that were missing, each kept as soon as it is finished; and notes."""
     runs: dict[Key, Run] = {}
     for name, value in kept.results.items():
         try:
             run: Run = from_plain(Run, value)
         except ValueError as problem:
-            raise ProblemError(f"{kept.path_of(name)} is not a whole run: {problem}. Delete it.") from problem
+            raise ProblemError(
+                f"{kept.path_of(name)} is not a whole run: {problem}. Delete it."
+            ) from problem
         runs[run.scheme, run.learning_rate, run.seed] = run
     # Seed by seed, so that there is something to compare early.
     seeds = list(dict.fromkeys(seed for _, _, seed in grid))
     missing = sorted((key for key in grid if key not in runs), key=lambda key: seeds.index(key[2]))
-    jobs = [Job(f"{key[0]}, lr {key[1]!r}, seed {key[2]}", (key, key in measured)) for key in missing]
+    jobs = [
+        Job(f"{key[0]}, lr {key[1]!r}, seed {key[2]}", (key, key in measured)) for key in missing
+    ]
     results, notes = run_jobs(trainer, jobs, workers, executor)
     with (
         progress_bar("Training", len(grid), len(grid) - len(jobs), progress) as advance,
@@ -373,16 +501,24 @@ def _make_runs(
     return runs, notes
 
 
-def _read_list(name: str, values: Any, example: str, read: Callable[[str, Any], Any]) -> tuple[Any, ...]:
+def _read_list(
+    name: str, values: Any, example: str, read: Callable[[str, Any], Any]
+) -> tuple[Any, ...]:
     numbers = [read(name, value) for value in list_of(values)]
     if not numbers or len(set(numbers)) < len(numbers):
         shown = numbers or values
-        raise ProblemError(f"{name}={shown!r} must be a list of numbers, each once, such as {example}.")
+        raise ProblemError(
+            f"{name}={shown!r} must be a list of numbers, each once, such as {example}."
+        )
     return tuple(numbers)
 
 
 def _read_warmup(warmup: Any, steps: int) -> int:
-    number = max(1, steps // 5) if warmup is None else validate.check_whole("warmup", warmup, at_least=1)
+    number = (
+        max(1, steps // 5) if warmup is None else validate.check_whole("warmup", warmup, at_least=1)
+    )
     if number > steps:
-        raise ProblemError(f"warmup={number} is longer than the run; it must be at most steps={steps}.")
+        raise ProblemError(
+            f"warmup={number} is longer than the run; it must be at most steps={steps}."
+        )
     return number

@@ -66,7 +66,8 @@ def reproducible() -> Iterator[None]:
 class Data:
     """All examples in one part, from which mini-batches of `batch_size` are drawn, or ready batches.
 
-    Every epoch is a new permutation, of the examples (its remainder is dropped) or of the ready batches.
+    Every epoch is a new permutation, of the examples (its remainder is dropped) or of the ready
+    batches.
     """
 
     parts: tuple[Batch, ...]
@@ -84,9 +85,12 @@ class Data:
 
     def hold_out(self, batches: int, seed: int) -> tuple[Data, Data]:
         """The data without that many random batches, and these."""
-        order, size = self._permutation(generator(seed, "held out")), 1 if self.ready else self.batch_size
-        rest, out = order[batches * size :], order[: batches * size]
-        kept, taken = self._take(rest, len(rest)), self._take(out, size)
+        order = self._permutation(generator(seed, "held out"))
+        size = 1 if self.ready else self.batch_size
+        rest = order[batches * size :]
+        out = order[: batches * size]
+        kept = self._take(rest, len(rest))
+        taken = self._take(out, size)
         return replace(self, parts=tuple(kept)), Data(tuple(taken), self.batch_size, ready=True)
 
     def minibatches(self, seed: int) -> Iterator[Batch]:
@@ -117,9 +121,13 @@ class Data:
 
     def digest(self) -> str:
         found = hashlib.sha256()
-        for tensor in (tensor for part in self.parts for tensor in tensors_in((part.inputs, part.targets))):
+        for tensor in (
+            tensor for part in self.parts for tensor in tensors_in((part.inputs, part.targets))
+        ):
             found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            found.update(
+                tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            )
         return found.hexdigest()[:16]
 
     def _take(self, order: Tensor, size: int) -> Iterator[Batch]:
@@ -129,7 +137,9 @@ class Data:
         return (self.parts[0].take(some) for some in order.split(size))
 
     def _permutation(self, source: torch.Generator) -> Tensor:
-        return torch.randperm(len(self.parts) if self.ready else self.parts[0].size, generator=source)
+        return torch.randperm(
+            len(self.parts) if self.ready else self.parts[0].size, generator=source
+        )
 
 
 def read_data(data: Any, batch_size: int, steps: int) -> Data:
@@ -163,7 +173,9 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
     return Data(parts, parts[0].size, ready=True)
 
 
-def copy_to(batch: Batch, device: torch.device, dtype: torch.dtype | None = None) -> tuple[Any, Any]:
+def copy_to(
+    batch: Batch, device: torch.device, dtype: torch.dtype | None = None
+) -> tuple[Any, Any]:
     """Inputs and targets, copied to the device: a model may write into its inputs.
 
     Floating-point tensors get the `dtype`. Where some are on the device already, the others stay.
@@ -189,7 +201,11 @@ def device_of(model: nn.Module) -> torch.device:
 def _check_examples(whole: Batch, batch_size: int) -> None:
     for name, part in (("inputs", whole.inputs), ("targets", whole.targets)):
         shapes = [tuple(tensor.shape) for tensor in tensors_in(part)]
-        found = f"have shape {shapes[0]}" if shapes else f"are a {type(part).__name__} without a tensor in it"
+        found = (
+            f"have shape {shapes[0]}"
+            if shapes
+            else f"are a {type(part).__name__} without a tensor in it"
+        )
         if part is not None and not any(shape[:1] == (whole.size,) for shape in shapes):
             raise ProblemError(
                 f"the {name} of data {found}, and the first dimension must count the {whole.size} examples. "

@@ -35,25 +35,32 @@ from hessinit.training.race import Candidate, OnStep, RaceData, race_, read_race
 from hessinit.training.trial import LONGER as LONGER_TRIAL
 from hessinit.training.workers import race_bar
 
-# κ is divided by these in turn until the weights survive their trial; a candidate of the race has κ/4.
+# κ is divided by these in turn until the weights survive their trial; a candidate of the race has
+# κ/4.
 FLATTER = (2.0, 4.0, 8.0, 16.0, 32.0)
 RACED_FLATTER = 4.0
-# The trial is at so many times the rate: weights that only just survive on one batch do not on fresh ones.
-SURVIVAL_STEPS, SURVIVAL_MARGIN = 24, 1.25
-# How much farther below the loss of a zero output others must fall to pass the fitted weights: variants
-# of these and the user's own weights; and other schemes, which are often ahead at first and blow up later.
-HANDICAP, HANDICAP_SCHEME = 0.1, 0.3
+# The trial is at so many times the rate: weights that only just survive on one batch do not on
+# fresh ones.
+SURVIVAL_STEPS = 24
+SURVIVAL_MARGIN = 1.25
+# How much farther below the loss of a zero output others must fall to pass the fitted weights:
+# variants of these and the user's own weights; and other schemes, which are often ahead at first
+# and blow up later.
+HANDICAP = 0.1
+HANDICAP_SCHEME = 0.3
 # The old weights are tried at the rate divided by powers of 4, up to this one.
 _QUARTERS = 12
 # Where the rate that suits the curvature teaches nothing, lr="auto" takes one so many times lower.
 SLOWER = (1, 4, 16, 64)
-# lr="auto" tries rates up to so many half decades from the one that the curvature suggests, and races so many
-# times as long.
+# lr="auto" tries rates up to so many half decades from the one that the curvature suggests, and
+# races so many times as long.
 _HALF_DECADES = 2
 LONGER = 4
 
 
-def _on_first_rank(ranks: Ranks, model: nn.Module, work: Callable[[], Initialization]) -> Initialization:
+def _on_first_rank(
+    ranks: Ranks, model: nn.Module, work: Callable[[], Initialization]
+) -> Initialization:
     """Initialize on rank 0, and give every rank its weights and a way back of its own."""
     inside = validate.unwrap(model)
     old = weights.snapshot([], (*inside.parameters(), *inside.buffers()))  # type: ignore[arg-type]
@@ -101,43 +108,50 @@ def initialize_(
 ) -> Initialization:
     """Draw new weights and scale them until the curvature fits the step; in place, on the same Parameters.
 
-    `lr` means a target of κ/lr for ‖H‖, κ = 4 (1 for a quadratic loss). Weights that a normalization follows,
-    and other symmetries, are scaled first: that changes the curvature and nothing that the network computes.
-    Their own ‖H‖ becomes κ/lr, and no other block of weights is sharper. For "adam" and "adamw" it is the
-    norm that these see, with κ = 7; without such symmetries their scheme alone decides. A network without
-    symmetries is scaled by gains until its ‖H‖ meets the target: weights that are too sharp are all
-    multiplied by one gain; weights that are too flat are sharpened with a small output where the network is
-    homogeneous, as with ReLU, else by the last weight. `target` gives the norm itself; neither means 1.
+    `lr` means a target of κ/lr for ‖H‖, κ = 4 (1 for a quadratic loss). Weights that a
+    normalization follows, and other symmetries, are scaled first: that changes the curvature and
+    nothing that the network computes. Their own ‖H‖ becomes κ/lr, and no other block of weights is
+    sharper. For "adam" and "adamw" it is the norm that these see, with κ = 7; without such
+    symmetries their scheme alone decides. A network without symmetries is scaled by gains until its
+    ‖H‖ meets the target: weights that are too sharp are all multiplied by one gain; weights that
+    are too flat are sharpened with a small output where the network is homogeneous, as with ReLU,
+    else by the last weight. `target` gives the norm itself; neither means 1.
 
-    `optimizer` is that of the training: a name, or a function `(parameters, lr)` that builds one. "momentum"
-    and "nesterov" make steps 1/(1 − `momentum`) times as long. The weights are tried by 24 steps on the
-    batch at 1.25 times the rate; where the loss blows up, κ is lowered; `result.survival` tells.
+    `optimizer` is that of the training: a name, or a function `(parameters, lr)` that builds one.
+    "momentum" and "nesterov" make steps 1/(1 − `momentum`) times as long. The weights are tried by
+    24 steps on the batch at 1.25 times the rate; where the loss blows up, κ is lowered;
+    `result.survival` tells.
 
-    `data`, a DataLoader, a list of batches or `(inputs, targets)` of all examples, asks for a race: the
-    fitted weights, flatter ones, other schemes and your own weights are trained for `trial_steps` steps each,
-    the worse half dropped after each third, and the best *initial* weights are written. With lr="auto", rates
-    are raced, too. `result.trials` tells all. Without data, lr="auto" takes a rate that suits the weights.
+    `data`, a DataLoader, a list of batches or `(inputs, targets)` of all examples, asks for a race:
+    the fitted weights, flatter ones, other schemes and your own weights are trained for
+    `trial_steps` steps each, the worse half dropped after each third, and the best *initial*
+    weights are written. With lr="auto", rates are raced, too. `result.trials` tells all. Without
+    data, lr="auto" takes a rate that suits the weights.
 
-    `scheme` draws the weights: a closed form or "lsuv" as in `apply_scheme_`, "keep" for the present weights,
-    or "auto": "lsuv", with smaller or larger pre-activations in deep chains. `residual="scaled"` shrinks
-    residual branches; "auto" does so in normalized networks, not for Adam. `scaling`: "all", "last"
-    and "small-output" choose the weights to scale by a gain. `rule="layers"` brings every layer's norm to the
-    target. Biases become 0 with the weights that are drawn; biases="keep" leaves them. Frozen weights are
-    never touched; with `layers`, no others are.
+    `scheme` draws the weights: a closed form or "lsuv" as in `apply_scheme_`, "keep" for the
+    present weights, or "auto": "lsuv", with smaller or larger pre-activations in deep chains.
+    `residual="scaled"` shrinks residual branches; "auto" does so in normalized networks, not for
+    Adam. `scaling`: "all", "last" and "small-output" choose the weights to scale by a gain.
+    `rule="layers"` brings every layer's norm to the target. Biases become 0 with the weights that
+    are drawn; biases="keep" leaves them. Frozen weights are never touched; with `layers`, no others
+    are.
 
-    A model with frozen weights or with adapters (LoRA) was trained before: it is refused unless `layers`
-    names what is to be drawn, or `overwrite=True` asks for all that is trainable. What is zero there stays
-    zero unless it is named, as the B of LoRA. Frozen tables of positions do not count.
+    A model with frozen weights or with adapters (LoRA) was trained before: it is refused unless
+    `layers` names what is to be drawn, or `overwrite=True` asks for all that is trainable. What is
+    zero there stays zero unless it is named, as the B of LoRA. Frozen tables of positions do not
+    count.
 
-    The search stops where the initial loss would exceed `max_sharpening` times the loss of a zero output. A
-    target that is not met to `tolerance` warns, or raises with `strict=True`; the result says why. Whatever
-    is raised, the model is then as it was found. `undo()` restores the old weights; `dry_run=True` does so at
-    once. `report` asks for the curvature of every layer before and after, by default only where it is cheap.
+    The search stops where the initial loss would exceed `max_sharpening` times the loss of a zero
+    output. A target that is not met to `tolerance` warns, or raises with `strict=True`; the result
+    says why. Whatever is raised, the model is then as it was found. `undo()` restores the old
+    weights; `dry_run=True` does so at once. `report` asks for the curvature of every layer before
+    and after, by default only where it is cheap.
 
     In a job of several processes, each makes the call: rank 0 works on the examples of all ranks
-    (distributed="batch"), or on the batch that all pass ("layers"), and on its `data`; all get its weights.
-    distributed="each" says that this process works for itself. One of several that says nothing is refused,
-    and so is "each" for a model in DistributedDataParallel, whose replicas would get different weights.
+    (distributed="batch"), or on the batch that all pass ("layers"), and on its `data`; all get its
+    weights. distributed="each" says that this process works for itself. One of several that says
+    nothing is refused, and so is "each" for a model in DistributedDataParallel, whose replicas
+    would get different weights.
 
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
     <torch._C.Generator object at ...>
@@ -148,7 +162,8 @@ def initialize_(
     """
     started = time.perf_counter()
     validate.check_arguments(model, loss, forward, None, dropout, reduction, check)
-    shown, reported = callable(progress) or progress, report is not None and report
+    shown = callable(progress) or progress
+    reported = report is not None and report
     if callable(progress):
         check_callable("progress", progress, "progress(done, planned, name)")
     validate.check_switches(
@@ -164,9 +179,21 @@ def initialize_(
         )
     name, momentum = _read_rule(optimizer, inside, momentum)
     config = Config(
-        lr, target, name, momentum, rule, scheme, scaling, curvature, biases, residual, tolerance,
-        max_measurements, max_sharpening, report,
-    )  # fmt: skip
+        lr,
+        target,
+        name,
+        momentum,
+        rule,
+        scheme,
+        scaling,
+        curvature,
+        biases,
+        residual,
+        tolerance,
+        max_measurements,
+        max_sharpening,
+        report,
+    )
     validate.check_dropout(inside, dropout)
     named = validate.list_patterns(layers)
     options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
@@ -174,7 +201,9 @@ def initialize_(
     found = read_batches(batch)
     pairs = [(one.inputs, one.targets) for _, one in found]  # an iterator can be read only once
     is_one = len(found) == 1 and not found[0][0]
-    factory = scales.ProblemFactory(inside, loss, pairs[0] if is_one else pairs, options, curvature, check)
+    factory = scales.ProblemFactory(
+        inside, loss, pairs[0] if is_one else pairs, options, curvature, check
+    )
     for place, one in found:  # before a scheme meets them in some layer
         validate.check_finite_inputs(one.inputs, place)
     steps = trial_steps * (LONGER if config.lr == "auto" else 1)
@@ -182,7 +211,10 @@ def initialize_(
     targets = weights.find_targets(inside, named)
     writable = [one for one in targets if not one.reason_unchanged]
     if not writable:
-        reasons = ", ".join(f"{one.name}: {one.reason_unchanged}" for one in targets[:3]) or "there is none"
+        reasons = (
+            ", ".join(f"{one.name}: {one.reason_unchanged}" for one in targets[:3])
+            or "there is none"
+        )
         raise ProblemError(
             f"no weight of two or more dimensions can be set ({reasons}); unfreeze one, or name others with "
             "layers=."
@@ -206,7 +238,9 @@ def initialize_(
         if strict and missed:
             raise ConvergenceError(result.reason)
         notes = (*result.notes, *note_unchecked(check))
-        result = _priced(replace(result, notes=notes, seconds=time.perf_counter() - started), factory)
+        result = _priced(
+            replace(result, notes=notes, seconds=time.perf_counter() - started), factory
+        )
         if missed:
             warnings.warn(result.reason, ConvergenceWarning, stacklevel=5)  # past the decorators
     except BaseException:
@@ -234,7 +268,9 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
     return replace(result, gradients=cost, before=priced(result.before), after=priced(result.after))
 
 
-def _read_rule(optimizer: str | loop.MakeOptimizer, model: nn.Module, momentum: float) -> tuple[str, float]:
+def _read_rule(
+    optimizer: str | loop.MakeOptimizer, model: nn.Module, momentum: float
+) -> tuple[str, float]:
     """The name of the rule and its momentum; a user's function builds an optimizer that tells them."""
     if isinstance(optimizer, str):
         return optimizer, momentum
@@ -263,40 +299,55 @@ class _Work:
         self.restore()
         return fit.fit_(self.factory, self.targets, config, self.restore)
 
-    def _trial(self, lr: float, margin: float = SURVIVAL_MARGIN, steps: int = SURVIVAL_STEPS) -> Trial:
+    def _trial(
+        self, lr: float, margin: float = SURVIVAL_MARGIN, steps: int = SURVIVAL_STEPS
+    ) -> Trial:
         """Some steps from the present weights on the batch, a little above the rate; all is put back."""
-        model, loss, batch = self.factory.model, self.factory.loss, self.factory.batch
+        model = self.factory.model
+        loss = self.factory.loss
+        batch = self.factory.batch
         return survives(model, loss, batch, lr=margin * lr, steps=steps, **self._training())
 
     def _training(self) -> dict[str, Any]:
         """What trials and races share."""
         options = self.factory.options
         return {
-            "optimizer": self.optimizer, "momentum": self.config.momentum,
+            "optimizer": self.optimizer,
+            "momentum": self.config.momentum,
             "loss_range": self.factory.loss_range,
-            "forward": options["forward"], "seed": options["seed"],
-        }  # fmt: skip
+            "forward": options["forward"],
+            "seed": options["seed"],
+        }
 
     def survive_(self, result: Initialization) -> Initialization:
         """Make the weights flatter until they survive a trial; else the old ones at a lower rate."""
-        lr, first = result.lr, result
+        lr = result.lr
+        first = result
         assert lr is not None
-        trial, config = self._trial(lr), replace(self.config, lr=lr)
-        flatter = [replace(config, flatter=by) for by in FLATTER] if result.kappa is not None else []
+        trial = self._trial(lr)
+        config = replace(self.config, lr=lr)
+        flatter = (
+            [replace(config, flatter=by) for by in FLATTER] if result.kappa is not None else []
+        )
         if result.scaling == "small-output":
             flatter = [replace(config, scaling="last"), *flatter]
         if _has_branches(result) and config.residual == "auto":
-            flatter = [*flatter[:1], *(replace(one, residual="small") for one in (config, *flatter))]
+            flatter = [
+                *flatter[:1],
+                *(replace(one, residual="small") for one in (config, *flatter)),
+            ]
         survivors: list[Config] = []  # at the rate itself, without the margin
         for other in flatter:
             if trial.survived:
                 break
             survivors += [config] if not survivors and self._trial(lr, 1.0).survived else []
-            config, result = other, self.fit_(other)
+            config = other
+            result = self.fit_(other)
             trial = self._trial(lr)
         if not trial.survived and survivors:
             config = survivors[0]
-            result, trial = self.fit_(config), self._trial(lr, 1.0)
+            result = self.fit_(config)
+            trial = self._trial(lr, 1.0)
         if not trial.survived:
             self.config = replace(config, flatter=1.0)
             return self._old_weights_(first, f"at lr = {lr:g} the loss blew up in every trial")
@@ -315,7 +366,9 @@ class _Work:
                 if longer[-1].outcome == LEARNED:
                     weaker = result.kappa and result.kappa / slower
                     reason = f"{result.reason}{why}"
-                    return replace(result, lr=rate, kappa=weaker, survival=longer[-1], reason=reason)
+                    return replace(
+                        result, lr=rate, kappa=weaker, survival=longer[-1], reason=reason
+                    )
             return self._nothing_learned_(result, longer)
         return replace(result, survival=trial, reason=f"{result.reason}{why}")
 
@@ -325,22 +378,30 @@ class _Work:
         assert lr is not None
         self.restore()
         rate, trial = self._largest_rate(lr)
-        told, found = "so the old weights were put back; they", self._describe(result, "keep")
+        told = "so the old weights were put back; they"
+        found = self._describe(result, "keep")
         if trial is None and result.kappa is not None:
             flattest = self.fit_(replace(self.config, lr=lr, flatter=FLATTER[-1]))
             rate, trial = self._largest_rate(lr)
             if trial is None:
                 self.restore()
             else:
-                told, found = "and the old weights survive at no rate; these", flattest
+                told = "and the old weights survive at no rate; these"
+                found = flattest
         slower = "at none that was tried" if trial is None else f"at lr = {rate:.3g}"
         return replace(
-            found, converged=False, survival=trial, reason=f"{why}, {told} survive {slower}", lr=rate
+            found,
+            converged=False,
+            survival=trial,
+            reason=f"{why}, {told} survive {slower}",
+            lr=rate,
         )
 
     def _largest_rate(self, lr: float) -> tuple[float, Trial | None]:
         """The largest of lr, lr/4, lr/16 … that the present weights survive, and its trial; None without."""
-        tried = ((rate, self._trial(rate)) for rate in (lr / 4**power for power in range(_QUARTERS)))
+        tried = (
+            (rate, self._trial(rate)) for rate in (lr / 4**power for power in range(_QUARTERS))
+        )
         return next(((rate, trial) for rate, trial in tried if trial.survived), (lr, None))
 
     def _describe(self, result: Initialization, scheme: str) -> Initialization:
@@ -350,23 +411,38 @@ class _Work:
             after = scales.ScaledModel(self.factory, [], 0.1).report(False)
         scale = dict.fromkeys(result.scales, 1.0)
         return replace(
-            result, after=after, scales=scale, scheme=scheme, scaling=NOT_SCALED, symmetries=(), plan=None,
-            measurements=(), kappa=None, target=None,
-        )  # fmt: skip
+            result,
+            after=after,
+            scales=scale,
+            scheme=scheme,
+            scaling=NOT_SCALED,
+            symmetries=(),
+            plan=None,
+            measurements=(),
+            kappa=None,
+            target=None,
+        )
 
     def race_(self, result: Initialization, data: RaceData, steps: int) -> Initialization:
         """Train every candidate; the result is that of the winner, whose initial weights are written."""
         results: dict[tuple[str, float], Initialization] = {}
         rates = _half_decades(result.lr or 0.1) if self.config.lr == "auto" else [self.config.lr]
-        if data.different == 1:  # the first that survives wins: what the curvature suggests, else a lower one
+        if (
+            data.different == 1
+        ):  # the first that survives wins: what the curvature suggests, else a lower one
             rates = rates[len(rates) // 2 :: -1]
         candidates = [one for rate in rates for one in self._candidates(rate, results, result)]
         self.restore()
         with race_bar(self.progress is True) as bar:
             trials = race_(
-                self.factory.model, self.factory.loss, data, candidates, **self._training(), steps=steps,
+                self.factory.model,
+                self.factory.loss,
+                data,
+                candidates,
+                **self._training(),
+                steps=steps,
                 on_step=self.progress if callable(self.progress) else bar,
-            )  # fmt: skip
+            )
         winner = trials[0]
         if winner.survived and winner.outcome != LEARNED:
             return self._nothing_learned_(result, trials)
@@ -388,23 +464,31 @@ class _Work:
             found = replace(found, before=result.before, after=after)
         notes = [*found.notes]
         if data.different == 1:
-            notes.append("The race had one batch: it tells which candidates learn, not which learns best.")
+            notes.append(
+                "The race had one batch: it tells which candidates learn, not which learns best."
+            )
         goal = f" The fit: {found.reason}." if found.kappa is not None else ""
         return replace(
-            found, converged=True, trials=tuple(trials), notes=tuple(notes),
+            found,
+            converged=True,
+            trials=tuple(trials),
+            notes=tuple(notes),
             reason=f"{_tell_race(trials, steps)}.{goal}".rstrip("."),
-        )  # fmt: skip
+        )
 
     def _nothing_learned_(self, result: Initialization, trials: Sequence[Trial]) -> Initialization:
         """The old weights, as no trial lowered the loss below that of a constant output."""
         self.restore()
         steps = max(trial.steps for trial in trials)
         return replace(
-            self._describe(result, "keep"), converged=False, trials=tuple(trials), survival=None,
+            self._describe(result, "keep"),
+            converged=False,
+            trials=tuple(trials),
+            survival=None,
             lr=None if self.config.lr == "auto" else result.lr,
             reason=f"Nothing learned in trials of up to {steps} steps, and nothing was written. What may "
             f"help: {WAYS_TO_LEARN}",
-        )  # fmt: skip
+        )
 
     def _survivor_first_(
         self, trials: list[Trial], candidates: dict[tuple[str, float], Candidate]
@@ -418,7 +502,11 @@ class _Work:
             if self._trial(winner.lr).survived:
                 why = f"blew up in a trial at {SURVIVAL_MARGIN:g} times the rate"
                 passed = [replace(trial, reason=why) for trial in finalists[:place]]
-                return [winner, *passed, *(trial for trial in trials if trial not in finalists[: place + 1])]
+                return [
+                    winner,
+                    *passed,
+                    *(trial for trial in trials if trial not in finalists[: place + 1]),
+                ]
         self.restore()
         candidates[finalists[0].name, finalists[0].lr].write_()
         return trials  # none does: the best one stays
@@ -433,13 +521,18 @@ class _Work:
 
             return Candidate(name, lr, write_, 0.0 if name == OURS else handicap)
 
-        config, auto = replace(self.config, lr=lr, report=False), self.config.lr == "auto"
+        config = replace(self.config, lr=lr, report=False)
+        auto = self.config.lr == "auto"
         handicap = 0.0 if auto else HANDICAP
         found = [fitted(OURS, config)]
-        put_back = first.plan is None and config.scheme != "keep"  # the old weights, after the trials
+        put_back = (
+            first.plan is None and config.scheme != "keep"
+        )  # the old weights, after the trials
         if not auto and not put_back:  # it is in the model
             results[OURS, lr] = first
-            found = [Candidate(OURS, lr, weights.snapshot(self.targets, self.factory.model.parameters()))]
+            found = [
+                Candidate(OURS, lr, weights.snapshot(self.targets, self.factory.model.parameters()))
+            ]
         if first.kappa is not None and not auto:
             flatter = replace(config, flatter=RACED_FLATTER * config.flatter)
             found.append(fitted(f"{OURS}, κ = {first.kappa / RACED_FLATTER:.3g}", flatter))
@@ -450,19 +543,25 @@ class _Work:
             # Where nothing is scaled, the fitted weights are LSUV's.
             schemes = ["orthogonal"] if first.kappa is None else ["lsuv", "orthogonal"]
             found += [
-                Candidate(scheme, lr, partial(self._draw_, scheme), HANDICAP_SCHEME) for scheme in schemes
+                Candidate(scheme, lr, partial(self._draw_, scheme), HANDICAP_SCHEME)
+                for scheme in schemes
             ]
         return [*found, Candidate(YOURS, lr, lambda: None, handicap)]
 
     def _draw_(self, scheme: str) -> None:
         apply_scheme.apply_scheme_(
-            self.factory.model, scheme, sample=self.factory.sample, forward=self.factory.options["forward"],
-            layers=self.factory.options["layers"], distributed="each",
+            self.factory.model,
+            scheme,
+            sample=self.factory.sample,
+            forward=self.factory.options["forward"],
+            layers=self.factory.options["layers"],
+            distributed="each",
             generator=torch.Generator().manual_seed(self.factory.options["seed"]),
-        )  # fmt: skip
+        )
 
 
-OURS, YOURS = "hessinit", "your weights"
+OURS = "hessinit"
+YOURS = "your weights"
 
 
 def _half_decades(rate: float) -> list[float]:

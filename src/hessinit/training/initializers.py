@@ -60,12 +60,20 @@ class Initializer:
     @property
     def description(self) -> str:
         """The same in every process, for the record of the experiment."""
-        return describe(self.scheme) + (f" with {self.warmup} steps of warmup" if self.warmup else "")
+        return describe(self.scheme) + (
+            f" with {self.warmup} steps of warmup" if self.warmup else ""
+        )
 
     def initialize_(
-        self, model: nn.Module, loss: Loss, batch: tuple[Any, Any], lr: float, seed: int,
-        forward: Forward | None, optimizer: Any,
-    ) -> str:  # fmt: skip
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batch: tuple[Any, Any],
+        lr: float,
+        seed: int,
+        forward: Forward | None,
+        optimizer: Any,
+    ) -> str:
         """Write the weights in place; returns why a target was not met, else an empty string."""
         seed_everything(seed, "start")
         if self.scheme == OURS:
@@ -73,16 +81,28 @@ class Initializer:
 
             number = derive(seed, "start")
             result = initialize_(
-                model, loss, batch, lr=lr, optimizer=optimizer, forward=forward, seed=number,
-                overwrite=True, distributed="each",
-            )  # fmt: skip
+                model,
+                loss,
+                batch,
+                lr=lr,
+                optimizer=optimizer,
+                forward=forward,
+                seed=number,
+                overwrite=True,
+                distributed="each",
+            )
             return "" if result.converged else str(result.reason)
         if callable(self.scheme):
             self.scheme(model, loss, batch, lr, derive(seed, "start"))
         elif self.scheme != DEFAULT:
             source = generator(seed, "start")
             apply_scheme_(
-                model, self.scheme, sample=batch[0], forward=forward, generator=source, distributed="each"
+                model,
+                self.scheme,
+                sample=batch[0],
+                forward=forward,
+                generator=source,
+                distributed="each",
             )
         return ""
 
@@ -96,7 +116,9 @@ def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
     if isinstance(schemes, str):
         schemes = [schemes]
     named = (
-        list(schemes.items()) if isinstance(schemes, Mapping) else [(each, each) for each in list_of(schemes)]
+        list(schemes.items())
+        if isinstance(schemes, Mapping)
+        else [(each, each) for each in list_of(schemes)]
     )
     if not named:
         rule = "a list of names, such as ['he'], or a mapping from names to names or functions"
@@ -112,7 +134,11 @@ def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
             base = scheme.removesuffix(WARMUP)
             choose("schemes", base, KNOWN, SYNONYMS)
             found.append(Initializer(name, base, steps))
-        elif not callable(scheme) or isinstance(scheme, (type, nn.Module)) or not isinstance(name, str):
+        elif (
+            not callable(scheme)
+            or isinstance(scheme, (type, nn.Module))
+            or not isinstance(name, str)
+        ):
             raise ProblemError(
                 f"schemes holds {scheme!r}; a scheme is a name, such as 'he', or in a mapping a function "
                 "scheme(model, loss, batch, lr, seed) that writes the weights in place: {'mine': function}."

@@ -26,7 +26,9 @@ MakeOptimizer = Callable[..., Optimizer]
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float, float], Optimizer]] = {
     "sgd": lambda parameters, lr, _: SGD(parameters, lr=lr),
     "momentum": lambda parameters, lr, momentum: SGD(parameters, lr=lr, momentum=momentum),
-    "nesterov": lambda parameters, lr, momentum: SGD(parameters, lr=lr, momentum=momentum, nesterov=True),
+    "nesterov": lambda parameters, lr, momentum: SGD(
+        parameters, lr=lr, momentum=momentum, nesterov=True
+    ),
     "adam": lambda parameters, lr, _: Adam(parameters, lr=lr),
     "adamw": lambda parameters, lr, _: AdamW(parameters, lr=lr),
 }
@@ -35,15 +37,23 @@ EXAMPLE = "lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr)"
 
 
 def train(
-    model: nn.Module, loss: Loss, batches: Iterable[tuple[Any, Any]], optimizer: Optimizer, *,
-    steps: int | None = None, warmup: Warmup | None = None, forward: Forward | None = None,
-    build: Callable[[], nn.Module] | None = None, on_step: Callable[[int, float], object] | None = None,
-) -> tuple[list[float], str]:  # fmt: skip
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[tuple[Any, Any]],
+    optimizer: Optimizer,
+    *,
+    steps: int | None = None,
+    warmup: Warmup | None = None,
+    forward: Forward | None = None,
+    build: Callable[[], nn.Module] | None = None,
+    on_step: Callable[[int, float], object] | None = None,
+) -> tuple[list[float], str]:
     """Train in place; returns the loss of every mini-batch before its step, and a failure in words.
 
-    At most `steps` of the `batches` are used. A loss that is not finite is the last, and no step is made with
-    it. An exception counts as a loss of nan if the weights are its cause: some are not finite, or a new model
-    from `build` accepts the same batch. `on_step(number, loss)` is called after every step, counted from 1.
+    At most `steps` of the `batches` are used. A loss that is not finite is the last, and no step is
+    made with it. An exception counts as a loss of nan if the weights are its cause: some are not
+    finite, or a new model from `build` accepts the same batch. `on_step(number, loss)` is called
+    after every step, counted from 1.
     """
     losses: list[float] = []
     for step, batch in enumerate(itertools.islice(batches, steps)):
@@ -74,16 +84,21 @@ def train(
 
 
 @uninterrupted
-def evaluate_loss(model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward: Forward | None) -> Tensor:
+def evaluate_loss(
+    model: nn.Module, loss: Loss, batch: tuple[Any, Any], forward: Forward | None
+) -> Tensor:
     inputs, targets = batch
     output = model(inputs) if forward is None else forward(model, inputs)
     return loss(output, targets)
 
 
 def _caused_by_weights(
-    model: nn.Module, build: Callable[[], nn.Module] | None, loss: Loss, batch: tuple[Any, Any],
+    model: nn.Module,
+    build: Callable[[], nn.Module] | None,
+    loss: Loss,
+    batch: tuple[Any, Any],
     forward: Forward | None,
-) -> bool:  # fmt: skip
+) -> bool:
     if all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
         if build is None:
             return False
@@ -95,23 +110,38 @@ def _caused_by_weights(
 
 
 def train_and_track(
-    model: nn.Module, loss: Loss, data: Any, *, lr: float, steps: int = 200, batch_size: int = 64,
-    optimizer: str | MakeOptimizer = "sgd", warmup: int = 0, examples: int = 256,
-    forward: Forward | None = None, seed: int = 0, name: str = "",
-    progress: Callable[[int, float], object] | None = None, **options: Any,
-) -> Tracking:  # fmt: skip
+    model: nn.Module,
+    loss: Loss,
+    data: Any,
+    *,
+    lr: float,
+    steps: int = 200,
+    batch_size: int = 64,
+    optimizer: str | MakeOptimizer = "sgd",
+    warmup: int = 0,
+    examples: int = 256,
+    forward: Forward | None = None,
+    seed: int = 0,
+    name: str = "",
+    progress: Callable[[int, float], object] | None = None,
+    **options: Any,
+) -> Tracking:
     """Train `model` in place on mini-batches of `data`, and track its curvature on `examples` of them.
 
-    `data`, `batch_size`, `optimizer` and `warmup` are as in `compare`; `options` are those of `track`. Start
-    and end are measured whatever the `max_overhead`. `progress(step, loss)` is called after every step. The
-    same seed gives the same weights, and the caller's random generators are not touched.
+    `data`, `batch_size`, `optimizer` and `warmup` are as in `compare`; `options` are those of
+    `track`. Start and end are measured whatever the `max_overhead`. `progress(step, loss)` is
+    called after every step. The same seed gives the same weights, and the caller's random
+    generators are not touched.
     """
     from hessinit.training.track import track
 
     validate.check_arguments(model, loss, forward)
     counts = {"steps": steps, "batch_size": batch_size, "examples": examples}
-    steps, batch_size, examples = (validate.check_whole(name, value, 1) for name, value in counts.items())
-    rate, warmup = check_positive("lr", lr), validate.check_whole("warmup", warmup, at_least=0)
+    steps, batch_size, examples = (
+        validate.check_whole(name, value, 1) for name, value in counts.items()
+    )
+    rate = check_positive("lr", lr)
+    warmup = validate.check_whole("warmup", warmup, at_least=0)
     check_optimizer(optimizer)
     read = read_data(data, batch_size, steps)
     tracked = [(one.inputs, one.targets) for one in read.tracked_batches(examples, seed)]
@@ -126,9 +156,14 @@ def train_and_track(
         ramp = Warmup(stepper, warmup)
         ramp.set(0)
         with track(
-            model, loss, tracked[0] if len(tracked) == 1 else tracked, optimizer=stepper, forward=forward,
-            seed=seed, **{"path": None, "log_to": None, "warn": False, **options},
-        ) as tracker:  # fmt: skip
+            model,
+            loss,
+            tracked[0] if len(tracked) == 1 else tracked,
+            optimizer=stepper,
+            forward=forward,
+            seed=seed,
+            **{"path": None, "log_to": None, "warn": False, **options},
+        ) as tracker:
             tracker.name = name
 
             def on_step(step: int, value: float) -> None:
@@ -141,7 +176,16 @@ def train_and_track(
                     )
 
             batches = (copy_to(batch, device_of(model)) for batch in read.minibatches(seed))
-            train(model, loss, batches, stepper, steps=steps, warmup=ramp, forward=forward, on_step=on_step)
+            train(
+                model,
+                loss,
+                batches,
+                stepper,
+                steps=steps,
+                warmup=ramp,
+                forward=forward,
+                on_step=on_step,
+            )
             if tracker.tracking.points[-1].step < tracker.steps:
                 tracker.measure()
         return tracker.close()
@@ -164,7 +208,10 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def make_optimizer(
-    optimizer: str | MakeOptimizer, model: nn.Module, learning_rate: float | None, momentum: float = 0.9
+    optimizer: str | MakeOptimizer,
+    model: nn.Module,
+    learning_rate: float | None,
+    momentum: float = 0.9,
 ) -> Optimizer:
     """An optimizer of the model's trainable parameters.
 
@@ -178,11 +225,15 @@ def make_optimizer(
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise ProblemError("the model has no trainable parameter; unfreeze some with requires_grad_().")
+        raise ProblemError(
+            "the model has no trainable parameter; unfreeze some with requires_grad_()."
+        )
     rate = 1.0 if learning_rate is None else learning_rate
     if isinstance(optimizer, str):
         return OPTIMIZERS[optimizer](parameters, rate, momentum)
-    takes_rate = accepts(optimizer, [], 0.1) and (learning_rate is not None or not accepts(optimizer, []))
+    takes_rate = accepts(optimizer, [], 0.1) and (
+        learning_rate is not None or not accepts(optimizer, [])
+    )
     try:
         made: Any = optimizer(parameters, rate) if takes_rate else optimizer(parameters)
     except ValueError as failure:  # torch refuses an empty list
@@ -196,7 +247,11 @@ def make_optimizer(
     updated = [parameter for group in made.param_groups for parameter in group["params"]]
     others = sum(id(parameter) not in own for parameter in updated)
     if others or not updated:
-        found = f"{others} of its {len(updated)} parameters are not the model's" if others else "it has none"
+        found = (
+            f"{others} of its {len(updated)} parameters are not the model's"
+            if others
+            else "it has none"
+        )
         raise ProblemError(
             _cannot_train(
                 f"optimizer returned a {type(made).__name__} that does not train the model: {found}"
@@ -246,4 +301,6 @@ def chunk_means(losses: Sequence[float], length: int) -> list[float]:
     >>> chunk_means([4.0, 2.0, 1.0, 3.0, 1.0], length=2)
     [3.0, 2.0, 1.0]
     """
-    return [statistics.fmean(losses[first : first + length]) for first in range(0, len(losses), length)]
+    return [
+        statistics.fmean(losses[first : first + length]) for first in range(0, len(losses), length)
+    ]

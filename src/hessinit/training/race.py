@@ -40,8 +40,8 @@ OnStep = Callable[[int, int, str], object]
 class Candidate(NamedTuple):
     """Initial weights to try; `write_` writes them in place, and finds the user's own weights.
 
-    To pass one without it, a candidate with a `handicap` must have fallen by this part more below the loss of
-    the best constant output: a few steps do not tell small differences.
+    To pass one without it, a candidate with a `handicap` must have fallen by this part more below
+    the loss of the best constant output: a few steps do not tell small differences.
     """
 
     name: str
@@ -64,9 +64,9 @@ class RaceData(NamedTuple):
 def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData:
     """The batches for `steps` steps, the same for the same seed; at most that many are read from a loader.
 
-    `data` is a DataLoader, a list of ready batches, or `(inputs, targets)` with all examples, which are cut
-    into batches of the size of `batch`. Where there are at least five batches, but fewer than steps, a fifth
-    of them is held out for the score.
+    `data` is a DataLoader, a list of ready batches, or `(inputs, targets)` with all examples, which
+    are cut into batches of the size of `batch`. Where there are at least five batches, but fewer
+    than steps, a fifth of them is held out for the score.
     """
     source = data.dataset if isinstance(data, DataLoader) else data
     if hasattr(source, "__iter__") and not isinstance(source, (Sequence, Tensor)):
@@ -79,7 +79,8 @@ def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData
                 "that training needs. Pass a DataLoader over a dataset that can be read again, or a list of "
                 "batches."
             )
-    read, held_out = read_data(data, 1, steps), tuple[Batch, ...]()
+    read = read_data(data, 1, steps)
+    held_out = tuple[Batch, ...]()
     if not read.ready:
         read = replace(read, batch_size=min(read_batches(batch)[0][1].size, read.examples))
     if HOLD_OUT <= read.different < steps:
@@ -92,26 +93,37 @@ def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData
 @torch.inference_mode(False)
 @torch.enable_grad()
 def race_(
-    model: nn.Module, loss: Loss, data: RaceData, candidates: Sequence[Candidate], *,
-    optimizer: str | loop.MakeOptimizer, steps: int, momentum: float = 0.9,
+    model: nn.Module,
+    loss: Loss,
+    data: RaceData,
+    candidates: Sequence[Candidate],
+    *,
+    optimizer: str | loop.MakeOptimizer,
+    steps: int,
+    momentum: float = 0.9,
     loss_range: LossRange = UNKNOWN,
-    forward: Forward | None = None, seed: int = 0, on_step: OnStep | None = None,
-) -> list[Trial]:  # fmt: skip
+    forward: Forward | None = None,
+    seed: int = 0,
+    on_step: OnStep | None = None,
+) -> list[Trial]:
     """Train every candidate briefly and leave the initial weights of the best one in the model.
 
-    All see the same batches in the same order, and the same random numbers. After each third of the steps the
-    better half goes on, at least two. A candidate is out where it diverged (`judge`). With one batch, where
-    losses tell who fits it best and not who learns, all that learned are equal, in the order given, but for
-    those that fell less than half as far as the best. If no finalist has learned, the best one goes on, four
-    times as long. Where all finalists are out, those that were dropped are trained to the end in turn.
+    All see the same batches in the same order, and the same random numbers. After each third of the
+    steps the better half goes on, at least two. A candidate is out where it diverged (`judge`).
+    With one batch, where losses tell who fits it best and not who learns, all that learned are
+    equal, in the order given, but for those that fell less than half as far as the best. If no
+    finalist has learned, the best one goes on, four times as long. Where all finalists are out,
+    those that were dropped are trained to the end in turn.
 
-    The score is the mean loss of the last third. The winner is the first. If it did not survive, nobody has,
-    and the old weights are back. All but the weights is left as found; whatever is raised, the weights are,
-    too. Costs 7/12 of `steps` for a candidate, on average, and memory for its weights, buffers and optimizer.
-    `on_step(done, planned, name)` is called after each step.
+    The score is the mean loss of the last third. The winner is the first. If it did not survive,
+    nobody has, and the old weights are back. All but the weights is left as found; whatever is
+    raised, the weights are, too. Costs 7/12 of `steps` for a candidate, on average, and memory for
+    its weights, buffers and optimizer. `on_step(done, planned, name)` is called after each step.
     """
     with untouched_model(model, loss, forward) as found:
-        trainer = _Trainer(model, loss, forward, data, optimizer, momentum, loss_range, seed, found, on_step)
+        trainer = _Trainer(
+            model, loss, forward, data, optimizer, momentum, loss_range, seed, found, on_step
+        )
         runs = [trainer.start(candidate) for candidate in candidates]
         ends = sorted({math.ceil(steps * part / 3) for part in (1, 2, 3)})
         alive = [run for run in runs if run.survived]
@@ -122,7 +134,9 @@ def race_(
             stay = _better_half(len(alive)) if end < steps else len(alive)
             alive = [run for run in alive if run.survived]
             lowest = min((run.score for run in alive), default=math.nan)
-            alive.sort(key=lambda run: (end == steps and run.outcome != LEARNED, trainer.rank(run, lowest)))
+            alive.sort(
+                key=lambda run: (end == steps and run.outcome != LEARNED, trainer.rank(run, lowest))
+            )
             for run in alive[stay:]:
                 run.leave(f"dropped after {end} steps")
             alive = alive[:stay]
@@ -132,7 +146,9 @@ def race_(
         waiting = sorted((run for run in runs if run.survived), key=_Run.order)
         while waiting and not alive:
             run = waiting.pop(0)
-            run.reason, run.losses, run.scored = "", [], []
+            run.reason = ""
+            run.losses = []
+            run.scored = []
             for end in ends:
                 if run.survived:
                     trainer.train(run, end)
@@ -144,14 +160,22 @@ def race_(
 @torch.inference_mode(False)
 @torch.enable_grad()
 def survives(
-    model: nn.Module, loss: Loss, batch: Any, *, lr: float, optimizer: str | loop.MakeOptimizer,
-    loss_range: LossRange = UNKNOWN, steps: int = 24, momentum: float = 0.9,
-    forward: Forward | None = None, seed: int = 0,
-) -> Trial:  # fmt: skip
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    *,
+    lr: float,
+    optimizer: str | loop.MakeOptimizer,
+    loss_range: LossRange = UNKNOWN,
+    steps: int = 24,
+    momentum: float = 0.9,
+    forward: Forward | None = None,
+    seed: int = 0,
+) -> Trial:
     """Train from the present weights on the batch, or on several in turn, then put everything back.
 
-    So it is done twice: on the batch, and on random halves of it, which differ as batches do. Costs twice
-    `steps` training steps at most.
+    So it is done twice: on the batch, and on random halves of it, which differ as batches do. Costs
+    twice `steps` training steps at most.
     """
     batches = [one for _, one in read_batches(batch)]
     source = generator(seed, "halves")
@@ -162,7 +186,9 @@ def survives(
         # Half of the examples may be no batch, as of a graph. The whole one then decides alone.
         refusals = (RuntimeError, ValueError, IndexError, TypeError) if chosen is halves else ()
         with contextlib.suppress(*refusals), untouched_model(model, loss, forward) as found:
-            trainer = _Trainer(model, loss, forward, data, optimizer, momentum, loss_range, seed, found, None)
+            trainer = _Trainer(
+                model, loss, forward, data, optimizer, momentum, loss_range, seed, found, None
+            )
             run = trainer.start(Candidate("present weights", lr, lambda: None))
             trainer.train(run, steps)
             trial = run.trial()
@@ -185,7 +211,8 @@ class _Run:
     state: ModelState | None = None
 
     def leave(self, reason: str, survived: bool = True) -> None:
-        self.reason, self.survived = reason, survived
+        self.reason = reason
+        self.survived = survived
         self.optimizer = self.state = None
 
     @property
@@ -199,9 +226,15 @@ class _Run:
     def trial(self) -> Trial:
         made = sum(map(math.isfinite, self.losses))  # no step is made with a loss that is not
         return Trial(
-            name=self.candidate.name, lr=self.candidate.lr, steps=made, score=self.score,
-            survived=self.survived, losses=tuple(self.losses), reason=self.reason, outcome=self.outcome,
-        )  # fmt: skip
+            name=self.candidate.name,
+            lr=self.candidate.lr,
+            steps=made,
+            score=self.score,
+            survived=self.survived,
+            losses=tuple(self.losses),
+            reason=self.reason,
+            outcome=self.outcome,
+        )
 
 
 @dataclass
@@ -229,16 +262,21 @@ class _Trainer:
     def rank(self, run: _Run, lowest: float) -> float:
         """The score, with the handicap; all that have learned next to nothing so far are equal.
 
-        With one batch, so are those that fell at least half as far as the one with the `lowest` score.
+        With one batch, so are those that fell at least half as far as the one with the `lowest`
+        score.
         """
         if self.data.different == 1:
-            return float(run.outcome != LEARNED or run.score > (self.loss_range.constant + lowest) / 2)
+            return float(
+                run.outcome != LEARNED or run.score > (self.loss_range.constant + lowest) / 2
+            )
         if self._is_below_constant(run):
             return run.score + run.candidate.handicap * (self.loss_range.constant - run.score)
         return run.score if math.isnan(self.loss_range.gain(math.inf)) else self.loss_range.constant
 
     def _is_below_constant(self, run: _Run) -> bool:
-        return run.score < self.loss_range.left_after(LEAST_FALL, math.inf)  # False where that is not known
+        return run.score < self.loss_range.left_after(
+            LEAST_FALL, math.inf
+        )  # False where that is not known
 
     def start(self, candidate: Candidate) -> _Run:
         reason = ""
@@ -265,20 +303,29 @@ class _Trainer:
             if run.state is not None:
                 run.state.restore()
             rate = run.candidate.lr
-            optimizer = run.optimizer or loop.make_optimizer(self.optimizer, self.model, rate, self.momentum)
+            optimizer = run.optimizer or loop.make_optimizer(
+                self.optimizer, self.model, rate, self.momentum
+            )
             seed_everything(self.seed, f"steps from {first}")
-            batches = map(self._copy, itertools.islice(itertools.cycle(self.data.batches), first, end))
+            batches = map(
+                self._copy, itertools.islice(itertools.cycle(self.data.batches), first, end)
+            )
             losses, _ = loop.train(
                 self.model, self.loss, batches, optimizer, forward=self.forward, on_step=after_step
             )
             run.losses += losses
             self.model.zero_grad(set_to_none=True)
-            run.optimizer, run.state = optimizer, ModelState(self.model, self.loss, self.forward)
-        run.outcome = judge(run.losses, self.loss_range) if all(map(math.isfinite, run.scored)) else DIVERGED
+            run.optimizer = optimizer
+            run.state = ModelState(self.model, self.loss, self.forward)
+        run.outcome = (
+            judge(run.losses, self.loss_range) if all(map(math.isfinite, run.scored)) else DIVERGED
+        )
         if run.outcome == DID_NOT_LEARN and self._is_below_constant(run):
             run.outcome = LEARNED  # as the weights had before the race
         if run.outcome == DIVERGED:
-            where = f"within {end} steps" if math.isfinite(losses[-1]) else f"at step {len(run.losses)}"
+            where = (
+                f"within {end} steps" if math.isfinite(losses[-1]) else f"at step {len(run.losses)}"
+            )
             run.leave(f"diverged {where}", survived=False)
 
     def _copy(self, batch: Batch) -> tuple[Any, Any]:

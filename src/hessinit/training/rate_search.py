@@ -16,15 +16,19 @@ from hessinit.training import loop
 from hessinit.training.optimizer_rules import AnyOptimizer, OptimizerRule, unwrap_optimizer
 from hessinit.training.trial import LONGER, Build, TrialSetting
 
-# All chosen on the development problems of benchmarks/advice.py. The trials are short and see one batch; the
-# best rate of 300 steps lay between theirs and the one whose first step is this part of the weights' length.
-PART_SGD, PART_MOMENTUM, PART_ADAM = 0.05, 0.003, 0.01
+# All chosen on the development problems of benchmarks/advice.py. The trials are short and see one
+# batch; the best rate of 300 steps lay between theirs and the one whose first step is this part of
+# the weights' length.
+PART_SGD = 0.05
+PART_MOMENTUM = 0.003
+PART_ADAM = 0.01
 MOST_TRIALS = 14
-# A loss that changes by less than this part of what could be gained stands still, and at lower rates, too.
+# A loss that changes by less than this part of what could be gained stands still, and at lower
+# rates, too.
 STILL = 1e-3
 
-# The advice over the rate that trials favour stays between these: trials are short and see one batch, so that
-# they survive rates at which a training fails in the end.
+# The advice over the rate that trials favour stays between these: trials are short and see one
+# batch, so that they survive rates at which a training fails in the end.
 TIMES_TRIALS = 0.25, 0.6
 # Warmup is tried over a third of a training of this length.
 WARMUP_TRIAL = 96
@@ -35,8 +39,9 @@ def search_rate(
 ) -> TriedRates:
     """The trials of the rate search, from the rate of the largest guaranteed decrease, `best`, on.
 
-    The rate is a geometric mean of the one that the trials favour, counted twice, and of the one whose first
-    step moves the weights by a fixed part of their length; it is one that was tried, or lies between two.
+    The rate is a geometric mean of the one that the trials favour, counted twice, and of the one
+    whose first step moves the weights by a fixed part of their length; it is one that was tried, or
+    lies between two.
     """
     part = part_of_length(optimizer)
     # A step that is lost in the rounding of the weights has no length.
@@ -82,7 +87,9 @@ class RateSearch:
         best = 0
         while self._falls(0) and len(self.trials) < MOST_TRIALS and self._is_better(best + 1, best):
             best += 1
-        if not (best and self.learned):  # a network that a high rate has killed says nothing of lower rates
+        if not (
+            best and self.learned
+        ):  # a network that a high rate has killed says nothing of lower rates
             while not self._is_settled(best) and len(self.trials) < MOST_TRIALS:
                 best -= 1
         if len(self.trials) >= MOST_TRIALS or not self.learned:
@@ -95,12 +102,14 @@ class RateSearch:
     def _is_settled(self, power: int) -> bool:
         """Whether some rate has learned and half of this one is worse, yet lowers the loss; or nothing moves.
 
-        Among rates that destroy the network at once, the differences mean nothing, and near them a dead
-        network may end just below its first loss.
+        Among rates that destroy the network at once, the differences mean nothing, and near them a
+        dead network may end just below its first loss.
         """
         pair = [self._trial(power), self._trial(power - 1)]
         gain = self.setting.loss_range.gain(pair[0].losses[0])
-        if all(trial.survived and abs(trial.score - trial.losses[0]) < STILL * gain for trial in pair):
+        if all(
+            trial.survived and abs(trial.score - trial.losses[0]) < STILL * gain for trial in pair
+        ):
             return True
         falls = self._falls(power) and self._falls(power - 1)
         return self.learned and falls and self._is_better(power, power - 1)
@@ -112,9 +121,12 @@ class RateSearch:
 
     def interpolated(self, best: int) -> float:
         """The rate at the bottom of a parabola through the best trial and its neighbours."""
-        middle, most = self._score(best), self._score(best) + 2 * self._largest_fall()
+        middle = self._score(best)
+        most = self._score(best) + 2 * self._largest_fall()
         # A neighbour that was not tried, because there were too many trials, counts as an equal.
-        scores = [self._score(power) if power in self.trials else middle for power in (best - 1, best + 1)]
+        scores = [
+            self._score(power) if power in self.trials else middle for power in (best - 1, best + 1)
+        ]
         below, above = (min(score, most) for score in scores)
         bend = below - 2 * middle + above
         shift = 0.5 * (below - above) / bend if bend > 0 else 0.0
@@ -122,7 +134,9 @@ class RateSearch:
 
     def _trial(self, power: int) -> Trial:
         if power not in self.trials:
-            self.trials[power] = self.setting.train(self.build, self.start * 2.0**power, steps=self.steps)
+            self.trials[power] = self.setting.train(
+                self.build, self.start * 2.0**power, steps=self.steps
+            )
         return self.trials[power]
 
     def _score(self, power: int) -> float:
@@ -143,8 +157,8 @@ class RateSearch:
 def _starting_rate(steps: OptimizerRule, best: float, moved: float) -> float:
     """Where the trials begin: near the rate that they favour as a rule.
 
-    `best` is the rate of the largest guaranteed decrease. Where the curvature sets none, the first step is a
-    fixed part of the length of the weights; `moved` is that part per unit of rate.
+    `best` is the rate of the largest guaranteed decrease. Where the curvature sets none, the first
+    step is a fixed part of the length of the weights; `moved` is that part per unit of rate.
     """
     if 0 < best < math.inf:
         is_plain = isinstance(steps.rule, Descent) and not steps.rule.momentum
@@ -171,7 +185,8 @@ def builder(steps: OptimizerRule, optimizer: AnyOptimizer, model: nn.Module) -> 
         return lambda lr: kind(own, lr, betas=(rule.beta1, rule.beta2), eps=rule.eps, **kept)
     if not isinstance(optimizer, Optimizer):
         return lambda lr: loop.make_optimizer(optimizer, model, lr)
-    inner, names = unwrap_optimizer(optimizer), {id(one) for one in model.parameters()}
+    inner = unwrap_optimizer(optimizer)
+    names = {id(one) for one in model.parameters()}
     base: Any = next(kind for kind in (SGD, AdamW, Adam) if isinstance(inner, kind))
     largest = max(steps.rates.values())
 

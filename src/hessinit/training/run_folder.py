@@ -13,18 +13,22 @@ from typing import Any
 from hessinit.errors import ProblemError
 from hessinit.results.result import Plain, to_plain, write_text
 
-SCHEMA, RECORD = 1, "experiment.json"
+SCHEMA = 1
+RECORD = "experiment.json"
 
 
 class RunFolder:
     """Results by key, kept in a folder, or in memory only (`folder=None`).
 
-    experiment.json records the settings, and runs/ has a file for each result, all written atomically.
+    experiment.json records the settings, and runs/ has a file for each result, all written
+    atomically.
     """
 
     def __init__(self, folder: Any) -> None:
         if folder is not None and (not isinstance(folder, (str, os.PathLike)) or not str(folder)):
-            raise ProblemError(f"folder={folder!r} must be the path of a folder, or None to keep nothing.")
+            raise ProblemError(
+                f"folder={folder!r} must be the path of a folder, or None to keep nothing."
+            )
         self.folder = None if folder is None else Path(folder)
         self.results: dict[str, Plain] = {}
         self._experiment = ""  # a hash of the settings, which every run file carries
@@ -32,7 +36,8 @@ class RunFolder:
     def open(self, settings: Mapping[str, Plain], named: Mapping[str, str] | None = None) -> None:
         """Read the results that are there; refuse a folder whose recorded settings differ.
 
-        `named` describes parts of the experiment by name: new names may join, known ones must not change.
+        `named` describes parts of the experiment by name: new names may join, known ones must not
+        change.
         """
         if self.folder is None:
             return
@@ -42,7 +47,10 @@ class RunFolder:
             self._open_record(self.folder, wanted)
             for path in sorted((self.folder / "runs").glob("*.json")):
                 data = _read(path, "hessinit run", "Delete it, and it is run again")
-                if data.get("experiment") != self._experiment or file_name(str(data["key"])) != path.name:
+                if (
+                    data.get("experiment") != self._experiment
+                    or file_name(str(data["key"])) != path.name
+                ):
                     raise ProblemError(
                         f"{path} belongs to another experiment or run than its folder and name say. Delete "
                         "it, and it is run again, or pass another folder."
@@ -87,7 +95,8 @@ class RunFolder:
         fixed = [("settings", name) for name in {**wanted["settings"], **found["settings"]}]
         fixed += [("named", name) for name in wanted["named"] if name in found["named"]]
         for part, name in fixed:
-            before, now = found[part].get(name), wanted[part].get(name)
+            before = found[part].get(name)
+            now = wanted[part].get(name)
             if before != now:
                 raise ProblemError(
                     f"folder={str(folder)!r} belongs to another experiment: {name} was {before!r:.80} there "
@@ -100,7 +109,9 @@ class RunFolder:
 def describe_interruption(folder: Path | None, done: int, total: int) -> str:
     if folder is None:
         return f"stopped after {done} of {total} runs, and none is kept; pass folder= to keep them next time."
-    return f"stopped; {done} of {total} runs are kept in {folder}. The same call continues from there."
+    return (
+        f"stopped; {done} of {total} runs are kept in {folder}. The same call continues from there."
+    )
 
 
 def file_name(key: str) -> str:
@@ -123,5 +134,7 @@ def _read(path: Path, kind: str, way_out: str) -> Plain:
         if data["kind"] != kind or data["schema"] != SCHEMA:
             raise ValueError(f"no {kind} of schema {SCHEMA}")
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise ProblemError(f"{path} cannot be read ({problem}); was it edited? {way_out}.") from problem
+        raise ProblemError(
+            f"{path} cannot be read ({problem}); was it edited? {way_out}."
+        ) from problem
     return data

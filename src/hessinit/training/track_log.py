@@ -22,7 +22,8 @@ Sink = Callable[[dict[str, float], int], object]
 class Losses:
     """At most a thousand training losses, evenly spread over the steps.
 
-    A loss on a GPU is read only when it is needed: reading it at every step would make training wait.
+    A loss on a GPU is read only when it is needed: reading it at every step would make training
+    wait.
     """
 
     def __init__(self, earlier: tuple[tuple[int, float], ...] = ()) -> None:
@@ -41,7 +42,8 @@ class Losses:
             self._kept = [pair for pair in self._kept if pair[0] % self.stride == 0]
 
     def drop_after(self, step: int) -> None:
-        self._kept, self._latest = [pair for pair in self._kept if pair[0] <= step], None
+        self._kept = [pair for pair in self._kept if pair[0] <= step]
+        self._latest = None
 
     @property
     def latest(self) -> float | None:
@@ -55,7 +57,8 @@ class Losses:
 
 def _read_loss(loss: Any) -> float | Tensor:
     if isinstance(loss, Tensor):
-        # A copy: the loss may be divided in place afterwards, or live in a buffer that is used again.
+        # A copy: the loss may be divided in place afterwards, or live in a buffer that is used
+        # again.
         loss = loss.detach().clone()
         if loss.device.type != "cpu" and loss.numel() == 1:
             return loss
@@ -71,14 +74,17 @@ def _read_loss(loss: Any) -> float | Tensor:
 class TrackLog:
     """A file of JSON lines: a header, a line for each point, and a line at the end.
 
-    Each line is with the operating system before training goes on, so that a killed run loses nothing. A file
-    that is new, resumed, removed, or cut by a full disk is written as a whole with the next line. An earlier
-    tracker's file of that name is renamed to `NAME.bak`, or continued with `resume`.
+    Each line is with the operating system before training goes on, so that a killed run loses
+    nothing. A file that is new, resumed, removed, or cut by a full disk is written as a whole with
+    the next line. An earlier tracker's file of that name is renamed to `NAME.bak`, or continued
+    with `resume`.
     """
 
     def __init__(self, path: Any, resume: bool) -> None:
         if not isinstance(path, str | os.PathLike):
-            raise ProblemError(f"path is a {type(path).__name__}; it must be the name of a file, or None.")
+            raise ProblemError(
+                f"path is a {type(path).__name__}; it must be the name of a file, or None."
+            )
         self.path = Path(path)
         self._place = self.path.absolute()  # training may change the working directory
         if self._place.is_dir() or not self._place.parent.is_dir():
@@ -101,17 +107,26 @@ class TrackLog:
             )
 
     def add(
-        self, line: Mapping[str, Plain], losses: Losses, record: Tracking, before: Sequence[TrackedPoint]
+        self,
+        line: Mapping[str, Plain],
+        losses: Losses,
+        record: Tracking,
+        before: Sequence[TrackedPoint],
     ) -> None:
         """Append a line with the losses since the last one; `before` are the points of earlier lines."""
         appends = self.is_whole and self._place.exists()
-        self.is_whole, known = False, losses.all()
+        self.is_whole = False
+        known = losses.all()
         new = [pair for pair in known if not appends or pair[0] > self._written]
         lines = [{**line, "losses": to_plain(new), "stride": losses.stride}]
         if not appends:
             header = {**record.to_dict(), "lines": True}
             del header["points"], header["losses"]
-            lines = [header, *({**to_plain(point), "losses": [], "stride": 1} for point in before), *lines]
+            lines = [
+                header,
+                *({**to_plain(point), "losses": [], "stride": 1} for point in before),
+                *lines,
+            ]
         text = "".join(json.dumps(one, allow_nan=False) + "\n" for one in lines)
         if appends:
             with self._place.open("ab") as file:
@@ -121,15 +136,19 @@ class TrackLog:
                 self._place.replace(self._place.with_name(self._place.name + ".bak"))
                 self._replaces = False
             write_text(self._place, text)
-        self.is_whole, self._written = True, known[-1][0] if known else -1
+        self.is_whole = True
+        self._written = known[-1][0] if known else -1
 
 
 def scalars(point: TrackedPoint) -> dict[str, float]:
     """The numbers of a point by name; what is not known is left out."""
     named = {
-        "norm": point.norm, "lr_times_norm": point.lr_times_norm, "lr_over_limit": point.lr_over_limit,
-        "loss": point.loss, **{f"layers/{name}": norm for name, norm in point.layers.items()},
-    }  # fmt: skip
+        "norm": point.norm,
+        "lr_times_norm": point.lr_times_norm,
+        "lr_over_limit": point.lr_over_limit,
+        "loss": point.loss,
+        **{f"layers/{name}": norm for name, norm in point.layers.items()},
+    }
     return {f"hessinit/{name}": value for name, value in named.items() if value is not None}
 
 
@@ -142,7 +161,11 @@ def find_sinks(log_to: Any) -> list[Sink]:
     if isinstance(log_to, str) and log_to == "auto":
         return [_WandbSink()]
     if callable(getattr(log_to, "add_scalar", None)):
-        return [lambda values, step: [log_to.add_scalar(name, one, step) for name, one in values.items()]]
+        return [
+            lambda values, step: [
+                log_to.add_scalar(name, one, step) for name, one in values.items()
+            ]
+        ]
     if callable(getattr(log_to, "log", None)):
         return [_WandbSink(log_to)]
     if callable(log_to):
@@ -157,11 +180,13 @@ def find_sinks(log_to: Any) -> list[Sink]:
 class _WandbSink:
     """Logs into the current row of a W&B run (by default of the one that is active at the time).
 
-    With its own step axis, as W&B drops earlier steps; only a second point in the same row begins a new one.
+    With its own step axis, as W&B drops earlier steps; only a second point in the same row begins a
+    new one.
     """
 
     def __init__(self, run: Any = None) -> None:
-        self._given, self._row = run, -1
+        self._given = run
+        self._row = -1
         self._known: Any = None
 
     def __call__(self, values: dict[str, float], step: int) -> None:

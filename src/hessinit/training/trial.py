@@ -1,7 +1,7 @@
 """One short training, and the one verdict on it: learned, did not learn, or diverged.
 
-Nothing here depends on a constant in the loss, or on its unit: losses are compared in parts of what training
-could gain (`LossRange`), and with the noise between mini-batches.
+Nothing here depends on a constant in the loss, or on its unit: losses are compared in parts of what
+training could gain (`LossRange`), and with the noise between mini-batches.
 """
 
 from __future__ import annotations
@@ -37,17 +37,21 @@ LEAST_HALVED = 16
 _REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)
 # Where the best trial has not learned yet, one of so many times the steps decides.
 LONGER = 4
-# Of what training could gain: a fall by this part is learning, and a rise by that part is divergence, if it
-# is larger than so many standard deviations of the noise between batches. FAR above, noise does not count.
-LEAST_FALL, LEAST_RISE, DEVIATIONS, FAR = 0.02, 0.05, 3.0, 2.0
+# Of what training could gain: a fall by this part is learning, and a rise by that part is
+# divergence, if it is larger than so many standard deviations of the noise between batches. FAR
+# above, noise does not count.
+LEAST_FALL = 0.02
+LEAST_RISE = 0.05
+DEVIATIONS = 3.0
+FAR = 2.0
 
 
 def judge(losses: Sequence[float], loss_range: LossRange = UNKNOWN) -> str:
     """The verdict on a training, from the loss of each of its steps.
 
-    The level that counts is the median of the last third. It has learned if that is below its first loss and
-    below that of every constant output, by 2 % of what it could gain; and diverged if that is above the first
-    loss by 5 %. Where the loss has no known range, the noise decides alone.
+    The level that counts is the median of the last third. It has learned if that is below its first
+    loss and below that of every constant output, by 2 % of what it could gain; and diverged if that
+    is above the first loss by 5 %. Where the loss has no known range, the noise decides alone.
 
     >>> judge([2.0, 1.9, 1.5, 1.0, 0.9, 0.8], LossRange(constant=2.3, free=0.0))
     'learned'
@@ -59,7 +63,8 @@ def judge(losses: Sequence[float], loss_range: LossRange = UNKNOWN) -> str:
     if not math.isfinite(losses[-1]):
         return DIVERGED
     last = math.ceil(len(losses) / 3)
-    first, level = losses[0], statistics.median(losses[-last:])
+    first = losses[0]
+    level = statistics.median(losses[-last:])
     if _rises(losses, last, level, loss_range):
         return DIVERGED
     enough = loss_range.left_after(LEAST_FALL, first)
@@ -72,7 +77,8 @@ def judge(losses: Sequence[float], loss_range: LossRange = UNKNOWN) -> str:
 def _rises(losses: Sequence[float], last: int, level: float, loss_range: LossRange) -> bool:
     first = losses[0]
     height = loss_range.height(first)
-    # Without a range a chaotic training hides its height in its noise, but begins far below all that follows.
+    # Without a range a chaotic training hides its height in its noise, but begins far below all
+    # that follows.
     least = min(losses[1:], default=first) if math.isnan(height) else level
     if least > first + FAR * (abs(first) if math.isnan(height) else height):
         return True
@@ -80,8 +86,8 @@ def _rises(losses: Sequence[float], last: int, level: float, loss_range: LossRan
     noise = noise_of(losses[: last + 1])
     if not math.isnan(height):
         noise = max(noise, noise_of(losses[-last:]))
-    # Above the first loss, for a training that jumps at once; and above the mean of the first few, which is
-    # known better, for one that climbs slowly. The first mini-batch may be an easy one.
+    # Above the first loss, for a training that jumps at once; and above the mean of the first few,
+    # which is known better, for one that climbs slowly. The first mini-batch may be an easy one.
     for count in {1, max(1, min(last, len(losses) - last))}:
         reference = statistics.fmean(losses[:count])
         by_chance = DEVIATIONS * noise * math.sqrt(1 / count + 1 / last)
@@ -98,7 +104,10 @@ def noise_of(losses: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class TrialSetting:
-    """What the trials of one model share. Each starts from the same weights, and everything is put back."""
+    """What the trials of one model share.
+
+    Each starts from the same weights, and everything is put back.
+    """
 
     model: nn.Module
     loss: Loss
@@ -106,7 +115,8 @@ class TrialSetting:
     forward: Forward | None
     seed: int
     state: ModelState
-    # Of the examples, where a step takes half of the batch, drawn anew: it has the noise of a whole one.
+    # Of the examples, where a step takes half of the batch, drawn anew: it has the noise of a whole
+    # one.
     order: Tensor | None
     first: float  # the loss of the first batch before any step, nan if not known
     loss_range: LossRange
@@ -163,10 +173,18 @@ class TrialSetting:
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
             before = [weight.detach().clone() for weight in weights]
             seed_everything(self.seed, "trial")
-            loop.train(self.model, self.loss, [self._copy(self.batches[0])], optimizer, forward=self.forward)
+            loop.train(
+                self.model,
+                self.loss,
+                [self._copy(self.batches[0])],
+                optimizer,
+                forward=self.forward,
+            )
             self.model.zero_grad(set_to_none=True)
             after = [weight.detach() for weight in weights]
-            step = math.hypot(*(float((new - old).norm()) for new, old in zip(after, before, strict=True)))
+            step = math.hypot(
+                *(float((new - old).norm()) for new, old in zip(after, before, strict=True))
+            )
         length = math.hypot(*(float(weight.norm()) for weight in before))
         return step / (length * lr) if length else math.inf
 
@@ -175,13 +193,17 @@ class TrialSetting:
 
     @functools.cached_property
     def _dtype(self) -> torch.dtype | None:
-        dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
+        dtypes = {
+            parameter.dtype
+            for parameter in self.model.parameters()
+            if parameter.is_floating_point()
+        }
         return dtypes.pop() if len(dtypes) == 1 else None
 
     def _is_lost(self, losses: Sequence[float]) -> bool:
-        return not math.isfinite(losses[-1]) or losses[-1] > losses[0] + FAR * self.loss_range.height(
-            losses[0]
-        )
+        return not math.isfinite(losses[-1]) or losses[-1] > losses[
+            0
+        ] + FAR * self.loss_range.height(losses[0])
 
 
 @contextlib.contextmanager
@@ -194,7 +216,11 @@ def prepare_trials(
     seed: int = 0,
 ) -> Iterator[TrialSetting]:
     """Trials on halves of the batch; several batches, and one that cannot be halved, are taken whole."""
-    with torch.inference_mode(False), torch.enable_grad(), untouched_model(model, loss, forward) as state:
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        untouched_model(model, loss, forward) as state,
+    ):
         setting = TrialSetting(model, loss, batches, forward, seed, state, None, math.nan, UNKNOWN)
         with contextlib.suppress(*_REFUSALS):
             setting = _look_at_loss(setting)
@@ -210,13 +236,16 @@ def _look_at_loss(setting: TrialSetting) -> TrialSetting:
     with setting.state.with_stand_ins(setting.seed):
         output, batch = _output_of(setting, setting.batches[0])
         first = setting.loss(output, batch.targets).item()
-    loss_range = find_loss_range(lambda found, one: setting.loss(found, one.targets), output, [batch])
+    loss_range = find_loss_range(
+        lambda found, one: setting.loss(found, one.targets), output, [batch]
+    )
     return replace(setting, first=first, loss_range=loss_range)
 
 
 def _output_of(setting: TrialSetting, batch: Batch) -> tuple[Tensor, Batch]:
     inputs, targets = setting._copy(batch)
-    model, forward = setting.model, setting.forward
+    model = setting.model
+    forward = setting.forward
     output = model(inputs) if forward is None else forward(model, inputs)
     return output, Batch(inputs, targets, batch.size)
 
@@ -227,7 +256,9 @@ def _accepts_half(setting: TrialSetting) -> bool:
     The gradient of a mean by the outputs of a half is twice as large when the others are left out.
     """
     with setting.state.with_stand_ins(setting.seed):
-        output, batch = _output_of(setting, next(_pieces(setting.batches, setting.order, setting.seed)))
+        output, batch = _output_of(
+            setting, next(_pieces(setting.batches, setting.order, setting.seed))
+        )
         value = setting.loss(output, batch.targets)
     free = output.detach().requires_grad_()
     half = part_of(Batch(free, batch.targets, batch.size), torch.arange(batch.size // 2))
@@ -246,7 +277,9 @@ def _pieces(batches: Sequence[Batch], order: Tensor | None, seed: int) -> Iterat
 
 def half_of(batch: Batch, order: Tensor, source: torch.Generator) -> Batch:
     """Half of the examples in `order`, drawn at random."""
-    return part_of(batch, order[torch.randperm(len(order), generator=source)[: max(1, len(order) // 2)]])
+    return part_of(
+        batch, order[torch.randperm(len(order), generator=source)[: max(1, len(order) // 2)]]
+    )
 
 
 def own_order(batch: Batch, seed: int) -> Tensor:
@@ -260,7 +293,9 @@ def own_order(batch: Batch, seed: int) -> Tensor:
     order = content.argsort(stable=True)
     order = order[place[order].argsort(stable=True)]
     sorted_content = content[order]
-    is_new = sorted_content.diff(prepend=torch.tensor([math.inf])).abs() > 1e-6 * content.abs().max()
+    is_new = (
+        sorted_content.diff(prepend=torch.tensor([math.inf])).abs() > 1e-6 * content.abs().max()
+    )
     times = math.gcd(*is_new.cumsum(0).bincount()[1:].tolist())
     return order[::times] if len(order) >= times * LEAST_HALVED else order
 
@@ -268,9 +303,14 @@ def own_order(batch: Batch, seed: int) -> Tensor:
 def _project(batch: Batch, part: Any, seed: int) -> Tensor:
     """A number for each example: its content along a random direction."""
     rows = [
-        (torch.view_as_real(one) if one.is_complex() else one).detach().reshape(batch.size, -1).float()
+        (torch.view_as_real(one) if one.is_complex() else one)
+        .detach()
+        .reshape(batch.size, -1)
+        .float()
         for one in tensors_in(part)
         if one.ndim and len(one) % batch.size == 0
     ]
-    keys = (row @ torch.randn(row.shape[1], generator=generator(seed, "order")).to(row) for row in rows)
+    keys = (
+        row @ torch.randn(row.shape[1], generator=generator(seed, "order")).to(row) for row in rows
+    )
     return sum((key.cpu() for key in keys), torch.zeros(batch.size))

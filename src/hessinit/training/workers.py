@@ -33,7 +33,9 @@ class Job:
     parameters: Any
 
 
-Work = Callable[[Job], Any]  # makes a result from a job; both must be picklable to leave this process
+Work = Callable[
+    [Job], Any
+]  # makes a result from a job; both must be picklable to leave this process
 Results = Generator[tuple[Job, Any], None, None]
 Advance = Callable[[str, float], None]  # of a bar: the text beside it, and by how much
 LONG = 10.0  # seconds: work that is expected to take longer is announced
@@ -50,7 +52,8 @@ def run_jobs(
 ) -> tuple[Results, tuple[str, ...]]:
     """An iterator over (job, `work(job)`) as they finish, which ends workers when closed, and notes.
 
-    `workers=None` means one process for each core, or this process where the work cannot be pickled.
+    `workers=None` means one process for each core, or this process where the work cannot be
+    pickled.
     """
     if executor is not None:
         if type(executor).__module__.startswith("distributed."):
@@ -83,7 +86,9 @@ def check_workers(workers: Any, executor: Any) -> None:
     if workers is not None:
         check_whole("workers", workers, at_least=1)
         if executor is not None:
-            raise ProblemError(f"workers={workers} and executor= are both given; leave out one of them.")
+            raise ProblemError(
+                f"workers={workers} and executor= are both given; leave out one of them."
+            )
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise ProblemError(
             f"executor is a {type(executor).__name__}; it must be a concurrent.futures.Executor, such as "
@@ -94,11 +99,14 @@ def check_workers(workers: Any, executor: Any) -> None:
 def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Results:
     """In spawned processes: threads of torch do not survive a fork.
 
-    They end with the iterator or with this process: each listens to a pipe whose other end is held here.
+    They end with the iterator or with this process: each listens to a pipe whose other end is held
+    here.
     """
     context = multiprocessing.get_context("spawn")
     listening, held = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(packed, listening))
+    pool = ProcessPoolExecutor(
+        workers, context, initializer=_begin_worker, initargs=(packed, listening)
+    )
     try:
         yield from _as_they_finish(lambda job: pool.submit(_run_received, job), jobs)
     except BaseException as failure:
@@ -135,7 +143,8 @@ def pack(work: Work, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
 
     try:
         precision = torch.get_float32_matmul_precision()
-        # Not as an argument of the process: torch would move the user's tensors to shared memory for that.
+        # Not as an argument of the process: torch would move the user's tensors to shared memory
+        # for that.
         return dumps((work, torch.get_default_dtype(), str(default_device()), precision))
     except Exception as failure:
         raise ProblemError(
@@ -162,7 +171,9 @@ def _check_main_file(uses_main: bool) -> None:
 @functools.lru_cache(maxsize=1)
 def _unpack(packed: bytes) -> tuple[Work, Any, str, str]:
     stream = io.BytesIO(packed)  # the user's files may come before the work
-    return next(found for found in iter(lambda: pickle.load(stream), None) if isinstance(found, tuple))
+    return next(
+        found for found in iter(lambda: pickle.load(stream), None) if isinstance(found, tuple)
+    )
 
 
 def run_packed(packed: bytes, job: Job) -> Any:
@@ -191,7 +202,9 @@ def _begin_worker(packed: bytes, listening: Connection) -> None:
             listening.recv_bytes()
         os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent ends the workers
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal sends it to all; the parent ends the workers
     threading.Thread(target=end_with_parent, daemon=True).start()
     _unpack(packed)
     _received.append(packed)
@@ -217,13 +230,16 @@ def progress_bar(
     from rich.console import Console
 
     columns = (
-        progress.TextColumn(label, markup=False), progress.BarColumn(),
+        progress.TextColumn(label, markup=False),
+        progress.BarColumn(),
         *((progress.MofNCompleteColumn(), progress.TimeRemainingColumn()) if counted else ()),
         progress.TextColumn("{task.fields[latest]}", markup=False),
-    )  # fmt: skip
+    )
     # The speed of the last minutes: the first runs may be unlike the later ones.
     console = Console(stderr=True)
-    with progress.Progress(*columns, console=console, transient=True, speed_estimate_period=180) as bar:
+    with progress.Progress(
+        *columns, console=console, transient=True, speed_estimate_period=180
+    ) as bar:
         task = bar.add_task("", total=total - done, latest="")
         yield lambda latest, amount: bar.update(task, advance=amount, latest=latest)
 
