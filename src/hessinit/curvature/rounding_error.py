@@ -111,7 +111,9 @@ def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Roun
     problem = evaluations[0].problem
     if problem.dtype == torch.float64:
         # A forward that casts its output to float32 rounds it all the same.
-        own = RoundingError(float(torch.finfo(torch.float32).eps) if problem.casts_output else 0.0)
+        own = RoundingError(
+            float(torch.finfo(torch.float32).eps) if evaluations[0].casts_output else 0.0
+        )
         return Rounding(dict.fromkeys(problem.leaves, own), own)
     full = problem.precision == "full"
     if curvature == "gauss-newton" and (full or all(one.separable for one in evaluations)):
@@ -146,7 +148,7 @@ def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Dif
 def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     problem = evaluation.problem
     single = _product(evaluation, curvature)
-    if not problem.drew:  # torch draws other numbers in float64: that would be another function
+    if not evaluation.drew:  # torch draws other numbers in float64: that would be another function
         with contextlib.suppress(Exception):  # a forward that supports float32 only
             return single, _product(evaluate_at(evaluation), curvature)
     # Move the weights in their last digit instead.
