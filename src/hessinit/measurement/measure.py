@@ -75,6 +75,7 @@ def measure(
     Costs 20 to 50 gradients for a classifier with ten outputs, all layers and the network together;
     with diagnostics up to 1.5 times, with Jacobian products 6 to 25 times as much.
 
+    >>> import torch
     >>> model = nn.Linear(3, 1, bias=False).double()
     >>> inputs = torch.eye(3, dtype=torch.float64)
     >>> report = measure(model, nn.MSELoss(), (inputs, torch.zeros(3, 1)))

@@ -212,8 +212,8 @@ class UserState:
             if isinstance(one, contextvars.ContextVar) and not _held(one)
         ]:
             raise ProblemError(
-                f"the ContextVar {unset[0].name!r} has no value, and one that is set cannot be taken back. "
-                "Set it before, or give it a default."
+                f"the ContextVar {unset[0].name!r} has no value, and one that is set cannot be "
+                "taken back. Set it before, or give it a default."
             )
         self._holders = [
             _Holder(one)
@@ -444,9 +444,9 @@ def _is_iterator(value: Any) -> bool:
 
 def _refuse_reading(iterator: Any) -> None:
     raise ProblemError(
-        f"the forward, the loss or the data read a {type(iterator).__name__}, and what it has given cannot "
-        "be put back: training would miss it. Keep a list or a number in its place, or pass the batches as "
-        "a list."
+        f"the forward, the loss or the data read a {type(iterator).__name__}, and what it has "
+        "given cannot be put back: training would miss it. Keep a list or a number in its place, "
+        "or pass the batches as a list."
     )
 
 
