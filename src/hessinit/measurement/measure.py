@@ -48,7 +48,9 @@ def measure(
     distributed: str | None = None,
     progress: progress_of.OnProgress | None = None,
 ) -> CurvatureReport:
-    """Measure the curvature of every layer and of the network; the model stays bit for bit as it was.
+    """Measure the curvature of every layer and of the network.
+
+    The model stays bit for bit as it was.
 
     Takes a `Problem`, or model, loss and batch for one with the defaults. `curvature` is
     "gauss-newton" (the paper's approximation; fast), "hessian" (exact) or "both" (with the gap

@@ -27,7 +27,10 @@ from hessinit.results.curvature_report import MeasurementPlan
 
 @dataclass(frozen=True)
 class CostModel:
-    """How gradients, seconds and bytes add up; fitted to the networks of benchmarks/plan_accuracy.py."""
+    """How gradients, seconds and bytes add up.
+
+    Fitted to the networks of benchmarks/plan_accuracy.py.
+    """
 
     # In gradients: the checks of the forward and of the derivatives, the estimate of the rounding
     # error; a backward pass for each column of the loss Hessian's root; a product with all layers'
@@ -94,7 +97,8 @@ def plan(
     details: str | Iterable[str] = (),
     network: bool = True,
 ) -> MeasurementPlan:
-    """What a measurement would cost: engine, expected gradients, seconds and memory; nothing is measured.
+    """What a measurement would cost: engine, expected gradients, seconds and memory; nothing is
+    measured.
 
     The arguments are those of `measure`. Costs one forward and backward, and the checks of the forward.
 
@@ -159,7 +163,10 @@ def plan_measurement(
 
 @dataclass(frozen=True)
 class _GramPass:
-    """The backward passes of the Gram engine, 0 without it; the leaves that go by Lanczos; and why."""
+    """The backward passes of the Gram engine, 0 without it.
+
+    The leaves that go by Lanczos; and why.
+    """
 
     columns: int
     by_lanczos: tuple[str, ...]
@@ -278,7 +285,9 @@ class _Work:
 
     @property
     def _bytes_of_checks(self) -> int:
-        """A direction or a product, and the weights moved or repeated in float64 with their gradient."""
+        """A direction or a product, and the weights moved or repeated in float64 with their
+        gradient.
+        """
         if self.exact:
             return COST.exact_checks * self.weights
         itemsize = self.evaluations[0].problem.dtype.itemsize
@@ -286,7 +295,10 @@ class _Work:
 
 
 def _shares_behind(evaluations: Sequence[Evaluation]) -> dict[str, float]:
-    """The share of the forward that runs after each leaf, counted in operations; 0 for an unused one."""
+    """The share of the forward that runs after each leaf, counted in operations.
+
+    0 for an unused one.
+    """
     moments = evaluations[0].moments
     first = min((moment for moment in moments.values() if moment is not None), default=0)
     last = int(evaluations[0].loss.grad_fn._sequence_nr())  # type: ignore[union-attr]
@@ -317,7 +329,9 @@ def _plan_gram_pass(evaluations: Sequence[Evaluation], estimator: str) -> _GramP
 
 
 def _numbers_between(evaluations: Sequence[Evaluation]) -> tuple[int, int]:
-    """In the outputs of all calls that use a weight, or in its gradients where these are fewer; in all."""
+    """In the outputs of all calls that use a weight, or in its gradients where these are fewer; in
+    all.
+    """
     gradients = {
         use.node: evaluation.batch.size * evaluation.leaves[name].numel()
         for evaluation in evaluations

@@ -220,7 +220,9 @@ def _examples(
 
 
 def cast(structure: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Floating-point and complex tensors in `dtype`, all on `device`; copies only what has to change.
+    """Floating-point and complex tensors in `dtype`, all on `device`.
+
+    Copies only what has to change.
 
     Where some are on `device` already, the rest stays: the lengths of packed sequences belong on
     the CPU.

@@ -127,7 +127,10 @@ class FunctionalProblem:
 
     @torch.inference_mode(False)
     def at_present_weights(self, check: bool) -> FunctionalProblem:
-        """The same problem for the values that the parameters have now; all else must be as it was."""
+        """The same problem for the values that the parameters have now.
+
+        All else must be as it was.
+        """
         check_values(self.model, self.layers)
         other = copy.copy(self)
         other._start_again(check)

@@ -107,7 +107,10 @@ def _receive(handler: Callable[..., Any], number: int, frame: types.FrameType | 
 
 @contextlib.contextmanager
 def untouched_random_state(device: torch.device | None = None) -> Iterator[None]:
-    """Restore every global generator on exit; reading a DataLoader draws, even without shuffling."""
+    """Restore every global generator on exit.
+
+    Reading a DataLoader draws, even without shuffling.
+    """
     with _ONE_AT_A_TIME:
         generators = (random, numpy.random, *_torch_generators(device))
         rewinds = [_rewind(generator) for generator in generators]
@@ -303,7 +306,9 @@ class ModelState:
 
     @contextlib.contextmanager
     def with_stand_ins(self, seed: int, weights: Sequence[Tensor] | None = None) -> Iterator[None]:
-        """Start from this state, or from `weights`; all but the parameters is a copy until the exit.
+        """Start from this state, or from `weights`.
+
+        All but the parameters is a copy until the exit.
 
         The parameters are the user's own, without gradients, and are not restored on exit.
         """
@@ -340,7 +345,10 @@ def untouched_model(model: nn.Module, *functions: Any) -> Iterator[ModelState]:
 
 
 class StandIns:
-    """Stand-ins for tensors, arrays and generators; what is reached in two ways has one stand-in."""
+    """Stand-ins for tensors, arrays and generators.
+
+    What is reached in two ways has one stand-in.
+    """
 
     def __init__(self, convert: Convert, seed: int) -> None:
         self._convert = convert

@@ -63,7 +63,8 @@ def layer_name(parameter: str) -> str:
 def find_layers(
     model: nn.Module, selection: str | Iterable[str] | None = None
 ) -> tuple[Layer, ...]:
-    """The trainable parameters of two or more dimensions, or those that `selection` names (names or globs).
+    """The trainable parameters of two or more dimensions, or those that `selection` names (names or
+    globs).
 
     A pattern that fits no such weight is tried on the vectors (biases, norm gains), so these are
     measured only when asked for; `"**"` asks for all that is trained. A frozen weight is measured
@@ -218,7 +219,9 @@ def check_apart(model: nn.Module) -> None:
 
 
 def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
-    """Refuse measured weights that are not dense, real floating-point numbers, and any that are not finite."""
+    """Refuse measured weights that are not dense, real floating-point numbers, and any that are not
+    finite.
+    """
     for layer in layers:
         weight = model.get_parameter(layer.parameter)
         if not weight.is_floating_point() or weight.layout is not torch.strided:
@@ -349,7 +352,10 @@ def _drops(module: nn.Module) -> bool:
 
 
 def check_finite_inputs(inputs: Any, prefix: str) -> None:
-    """Refuse inputs with NaN or inf before the forward; targets may hold NaN where a loss masks it."""
+    """Refuse inputs with NaN or inf before the forward.
+
+    Targets may hold NaN where a loss masks it.
+    """
     for tensor in tensors_in(inputs):
         if tensor.is_floating_point() and not all_finite(tensor) and not _is_mask(tensor):
             bad = ~torch.isfinite(tensor)
@@ -364,7 +370,10 @@ def check_finite_inputs(inputs: Any, prefix: str) -> None:
 
 
 def name_large_inputs(inputs: Any) -> str:
-    """A sentence on inputs far above 1 in size; "" without any. Masks are large, too, but negative."""
+    """A sentence on inputs far above 1 in size.
+
+    "" without any. Masks are large, too, but negative.
+    """
     tensors = [tensor for tensor in tensors_in(inputs) if tensor.is_floating_point()]
     largest = max((float(tensor.max()) for tensor in tensors if tensor.numel()), default=0.0)
     if largest < LARGE_INPUT:
