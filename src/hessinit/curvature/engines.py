@@ -30,8 +30,8 @@ from hessinit.curvature.evaluation import (
     unused_leaves,
 )
 from hessinit.curvature.gram import LayerGram, SumOfGrams, WrittenGram, known_calls, trace_grams
-from hessinit.curvature.krylov import SMALL
-from hessinit.curvature.probes import Operator, ProbeStream, random_like
+from hessinit.curvature.krylov import STOPPING, Operator
+from hessinit.curvature.probes import ProbeStream, random_like
 from hessinit.curvature.progress import NETWORK, Progress, Watched
 from hessinit.errors import ProblemError
 from hessinit.results.curvature_report import Estimate
@@ -71,6 +71,14 @@ class LanczosSettings:
         for name in names:
             if self.progress is not None:
                 self.progress.layer_done(name)
+
+    def goal(self, which: lanczos.Which, *, is_semidefinite: bool = False) -> lanczos.Goal:
+        return lanczos.Goal(
+            which=which,
+            tolerance=self.tolerance,
+            max_iterations=self.max_iterations,
+            is_semidefinite=is_semidefinite,
+        )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -119,10 +127,10 @@ class Engine(ABC):
         for operator, start in zip(blocks, starts, strict=True):
             size = int(operator.shape[0])
             which: lanczos.Which = "top" if rank is not None and rank < size else self.ends
-            options = {**self._settings.options, "which": which, "semidefinite": rank is not None}
+            goal = self._settings.goal(which, is_semidefinite=rank is not None)
             # For both ends it has no part in the null space, and would not see an eigenvalue 0.
-            options["start"] = start if size > SMALL and which != "both" else None
-            searches.append(lanczos.LanczosSearch(operator, **options))
+            usable = start if size > STOPPING.small_size and which != "both" else None
+            searches.append(lanczos.LanczosSearch.of(operator, goal, self._settings.seed, usable))
         found = []
         for operator, result in zip(blocks, lanczos.run_together(searches), strict=True):
             bottom = result.bottom or zero_bottom(rank or 0, int(operator.shape[0]))
@@ -529,7 +537,7 @@ class GramEngine(Engine):
         watched = [
             self._settings.watched(gram, [name]) for name, gram in zip(small, grams, strict=True)
         ]
-        tops = lanczos.lockstep_tops(watched, **options) if grams else []
+        tops = lanczos.largest_eigenvalues(watched, **options) if grams else []
         self._settings.done(*small)
         solved = zip(small, grams, tops, strict=True)
         found = {name: self._from_gram(top, [gram]) for name, gram, top in solved}
@@ -548,8 +556,8 @@ class GramEngine(Engine):
         first, *others = [gram for grams in per_batch for gram in grams]
         if self._is_small(known):
             gram: operators.LinearOperator = SumOfGrams([first, *others]) if others else first
-            search = lanczos.LanczosSearch(
-                settings.watched(gram, names), which="top", **settings.options
+            search = lanczos.LanczosSearch.of(
+                settings.watched(gram, names), settings.goal("top"), settings.seed
             )
             found = self._from_gram(lanczos.run_together([search])[0].top, [first, *others])
             vector = search.vector().to(first.device, first.dtype)

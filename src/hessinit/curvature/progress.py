@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.probes import Operator
+from hessinit.curvature.krylov import Operator
 from hessinit.problem.problem import Problem
 from hessinit.problem.validate import layer_name
 
