@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.evaluation import BatchGraph, graphs_of
 from hessinit.problem.preserve import uninterrupted
 
 
@@ -112,7 +112,7 @@ def add_up(tensors: Sequence[Tensor]) -> Tensor:
 class WeightOperator(LinearOperator):
     """Something that acts on the weights of `names`, summed over the evaluated batches."""
 
-    def __init__(self, evaluations: Sequence[Evaluation], names: Sequence[str]) -> None:
+    def __init__(self, evaluations: Sequence[BatchGraph], names: Sequence[str]) -> None:
         leaves = evaluations[0].leaves
         self.evaluations = list(evaluations)
         self.names = list(names)
@@ -122,7 +122,7 @@ class WeightOperator(LinearOperator):
         self.device = evaluations[0].problem.device
 
     @uninterrupted  # a dense matrix takes many products
-    def _sum_over_batches(self, product: Callable[[Evaluation], Sequence[Tensor]]) -> Tensor:
+    def _sum_over_batches(self, product: Callable[[BatchGraph], Sequence[Tensor]]) -> Tensor:
         found = (join(product(one)).detach() * one.weight for one in self.evaluations)
         return functools.reduce(torch.add, found)
 
@@ -141,7 +141,7 @@ class GaussNewtonOperator(WeightOperator):
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)
 
-        def product(one: Evaluation) -> tuple[Tensor, ...]:
+        def product(one: BatchGraph) -> tuple[Tensor, ...]:
             moved = one.push(self.names, tangents)
             return one.pull(self.names, one.output_hessian(moved, overwrite=True))
 
@@ -151,11 +151,10 @@ class GaussNewtonOperator(WeightOperator):
 class Recorder:
     """Records products on a GPU as CUDA graphs, which demand a stream of their own."""
 
-    def __init__(self, evaluations: Sequence[Evaluation]) -> None:
+    def __init__(self, evaluations: Sequence[BatchGraph]) -> None:
+        self._evaluations = evaluations
         self._stream = torch.cuda.Stream()
         self._last = None
-        for one in evaluations:
-            one.forget()  # a backward pass runs on the stream of its forward: evaluate again on this one
 
     _last: torch.cuda.CUDAGraph | None  # keeps the memory that all share
 
@@ -163,7 +162,9 @@ class Recorder:
     def stream(self) -> Iterator[None]:
         before = torch.cuda.current_stream()
         self._stream.wait_stream(before)
-        with torch.cuda.stream(self._stream):
+        # A backward pass runs on the stream of its forward: graphs of this block are built on this
+        # one.
+        with torch.cuda.stream(self._stream), graphs_of(self._evaluations, anew=True):
             yield
         before.wait_stream(self._stream)
 
@@ -211,7 +212,7 @@ class RecordedOperator(LinearOperator):
 class JacobianOperator(WeightOperator):
     """`J`: the derivative of all outputs of all batches by the weights, (outputs, weights)."""
 
-    def __init__(self, evaluations: Sequence[Evaluation], names: Sequence[str]) -> None:
+    def __init__(self, evaluations: Sequence[BatchGraph], names: Sequence[str]) -> None:
         super().__init__(evaluations, names)
         self._rows = [evaluation.output.numel() for evaluation in self.evaluations]
         self.shape = (sum(self._rows), self.shape[1])

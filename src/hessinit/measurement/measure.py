@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import platform
 import time
@@ -18,9 +17,19 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessinit._version import __version__
-from hessinit.curvature import derivative_check, engines, operators, rounding_error, shares
+from hessinit.curvature import derivative_check, operators, rounding_error, shares
 from hessinit.curvature import progress as progress_of
+from hessinit.curvature.cost import in_gradients, loss_gradient
+from hessinit.curvature.engine import (
+    Engine,
+    Extremes,
+    LanczosSettings,
+    measure_spectrum,
+    with_rounding,
+)
+from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.curvature.lanczos_engine import LanczosEngine
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import (
     ConvergenceError,
@@ -169,7 +178,7 @@ class Rows:
         evaluations: list[Evaluation],
         curvature: str,
         estimator: str,
-        settings: engines.LanczosSettings,
+        settings: LanczosSettings,
         spectrum: Mapping[str, Any] | None = None,
     ) -> None:
         self.problem = problem
@@ -182,23 +191,23 @@ class Rows:
         self._estimator = estimator
         self.main = self._build(self._kind, evaluations)
 
-    def _build(self, kind: str, evaluations: list[Evaluation]) -> engines.Engine:
-        return engines.build_engine(evaluations, kind, self._settings, self._estimator)
+    def _build(self, kind: str, evaluations: list[Evaluation]) -> Engine:
+        return build_engine(evaluations, kind, self._settings, self._estimator)
 
     @cached_property
-    def _engines(self) -> list[engines.Engine]:
+    def _engines(self) -> list[Engine]:
         found = [self.main]
         if self._both:
             found.append(self._build("gauss-newton", self.evaluations))
         # With several batches, each is also measured alone: how much does the answer depend on the
         # batch?
-        for one in map(copy.copy, self.evaluations if len(self.evaluations) > 1 else []):
-            one.weight = 1.0
-            found.append(self._build(self._kind, [one]))
+        if len(self.evaluations) > 1:
+            for evaluation in self.evaluations:
+                found.append(self._build(self._kind, [evaluation.weighted(1.0)]))
         return found
 
     @cached_property
-    def whole(self) -> engines.Extremes:
+    def whole(self) -> Extremes:
         """The extremes of the network, by the main engine."""
         return self.main.extremes([layer.parameter for layer in self.problem.layers])
 
@@ -215,7 +224,7 @@ class Rows:
         whole = Layer("network", "", (), (sum(layer.size for layer in self.problem.layers),))
         found = [self.whole]
         for engine in self._engines[1:]:
-            self._settings.done(progress_of.NETWORK)
+            self._settings.report_done(progress_of.NETWORK)
             found.append(engine.extremes(names))
         return self._row(whole, names, found)
 
@@ -253,7 +262,7 @@ class Rows:
     def faster(self) -> Iterator[None]:
         """TF32 in matrix products, where the error of its rounding is below the tolerance."""
         problem = self.problem
-        long = isinstance(self.main, engines.LanczosEngine)
+        long = isinstance(self.main, LanczosEngine)
         single = problem.device.type == "cuda" and problem.dtype == torch.float32
         # Kinks magnify rounding.
         if single and long and not derivative_check.has_kinks(self.evaluations[0]):
@@ -308,9 +317,7 @@ class Rows:
             },
         )
 
-    def _rounded(
-        self, extremes: engines.Extremes, curvature: str, parameter: str
-    ) -> engines.Extremes:
+    def _rounded(self, extremes: Extremes, curvature: str, parameter: str) -> Extremes:
         """The extremes with the rounding error of the operator; of the whole network without a parameter."""
         if curvature not in self._rounding:
             self._rounding[curvature] = [
@@ -320,11 +327,9 @@ class Rows:
             one.layers[parameter] if parameter else one.network for one in self._rounding[curvature]
         ]
         error = max(found, key=lambda one: (not one.is_all, one.relative))
-        return engines.with_rounding(extremes, error, self._settings.tolerance)
+        return with_rounding(extremes, error, self._settings.tolerance)
 
-    def _row(
-        self, layer: Layer, names: Sequence[str], found: Sequence[engines.Extremes]
-    ) -> LayerCurvature:
+    def _row(self, layer: Layer, names: Sequence[str], found: Sequence[Extremes]) -> LayerCurvature:
         """A row of the report from the extremes that each engine found."""
         extremes = self._rounded(found[0], self._kind, layer.parameter)
         approximate = (
@@ -334,7 +339,7 @@ class Rows:
         spectrum: dict[str, Any] = {}
         if any(self._spectrum.values()):
             operator = self._settings.watched(self.main.operator(names), [progress_of.SPECTRUM])
-            spectrum = engines.measure_spectrum(operator, self._settings, **self._spectrum)
+            spectrum = measure_spectrum(operator, self._settings, **self._spectrum)
         return LayerCurvature(
             name=layer.name,
             aliases=layer.aliases,
@@ -437,7 +442,7 @@ def measure(
     )
     if progress is not None:
         check_callable("progress", progress, "progress(state)")
-    settings = engines.LanczosSettings(
+    settings = LanczosSettings(
         check_tolerance(tolerance), check_whole("max_iterations", max_iterations, at_least=1), seed
     )
     top = check_whole("top", top, at_least=0)
@@ -499,7 +504,7 @@ def measure(
                 )
             told.expect(planned.seconds)
         if ranks is not None and ranks.split == "batch":
-            facts = shares.join_shares(ranks, evaluations)
+            evaluations, facts = shares.join_shares(ranks, evaluations)
         notes = notes_on(problem, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, settings, spectrum)
         ordered = in_running_order(problem, evaluations)
@@ -527,19 +532,16 @@ def measure(
         notes = (*notes, *note_unchecked(check), *note_uncounted(problem))
         report = measuring.report(rows, whole, curvature, notes=notes, **facts)
         vector = measuring.whole.vector if network and ranks is None else None
-        del measuring  # a gradient is timed: what the engines hold must not stand beside its graph
-        for one in evaluations:
-            one.forget()
+        del measuring  # what the engines hold must not stand beside the backward pass
+        gradient = loss_gradient(evaluations)
         derivative_check.check_answer(evaluations, vector, whole)
-        gradient = progress_of.timed_gradient(problem, [one.weight for one in evaluations])
         if ranks is None or ranks.split != "batch":  # of a share, no rank knows all activations
             from hessinit.measurement.soundness import judge_signals
 
             judged = judge_signals(problem, evaluations, rows, gradient, further.get("diagnostics"))
             report = replace(report, **judged)
-        report = replace(
-            report, **progress_of.cost_of(problem, evaluations, started, gradient.seconds)
-        )
+        seconds = problem.clock() - started
+        report = replace(report, seconds=seconds, gradients=in_gradients(seconds, gradient.seconds))
         report = report if ranks is None else ranks.first(lambda: report, last=True)
         if settings.progress is not None:
             settings.progress.finish()
