@@ -161,7 +161,7 @@ def with_rounding(
 ) -> Extremes:
     """Add the rounding error of the operator; beyond `tolerance`, the estimates are not converged."""
     norm = extremes.norm.value
-    fraction = rounding_error.CAUTION * rounding.relative
+    fraction = rounding_error.ROUNDING.caution * rounding.relative
     if not fraction or not math.isfinite(norm):
         return extremes
     if rounding.is_all:

@@ -57,12 +57,12 @@ class LanczosEngine(Engine):
         return operators.GaussNewtonOperator(self._evaluations, names)
 
     @cached_property
-    def _recorder(self) -> operators.Recorder | None:
+    def _recorder(self) -> operators.KernelRecorder | None:
         """For kernels so small that starting them takes longer than running them."""
         if self._evaluations[0].problem.device.type != "cuda":
             return None
         numbers = max(evaluation.numbers_per_node for evaluation in self._evaluations)
-        return operators.Recorder(self._evaluations) if numbers < SIZES.recorded else None
+        return operators.KernelRecorder(self._evaluations) if numbers < SIZES.recorded else None
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[None]:

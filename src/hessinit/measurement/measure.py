@@ -270,7 +270,7 @@ class Rows:
                 problem.precision = "tf32"
                 rounding = rounding_error.relative_rounding(self.evaluations, self._kind)
                 worst = max(one.relative for one in [rounding.network, *rounding.layers.values()])
-                if rounding_error.CAUTION * worst <= self._settings.tolerance:
+                if rounding_error.ROUNDING.caution * worst <= self._settings.tolerance:
                     self._rounding[self._kind] = [rounding]
                     self.main.reason += "; matrix products in TF32"
                     yield
