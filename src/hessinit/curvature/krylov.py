@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -99,8 +99,7 @@ class BasisMemory:
 MEMORY = BasisMemory()
 
 
-@dataclass(frozen=True)
-class RitzSpectrum:
+class RitzSpectrum(NamedTuple):
     """The Ritz values of one run, ascending, and their residuals, both in units of `scale`.
 
     `vectors` are the eigenvectors of the tridiagonal matrix, `betas` its subdiagonal and the β that
@@ -149,8 +148,8 @@ class LanczosProcess:
         self._products = products
         self._most_blocks = most_blocks
         self._scales = np.ones(count)
-        self._alphas: list[Array] = []
-        self._betas: list[Array] = []
+        self._tridiagonals = np.zeros((count, 32, 32))  # their lower triangles
+        self._betas = np.zeros((count, 32))
         self._largest = np.zeros(count)
         self._roundoff = 10 * torch.finfo(initial.dtype).eps
         self._locked: list[Tensor] = []
@@ -209,15 +208,21 @@ class LanczosProcess:
         # each, with probability 1).
         is_invariant = betas <= self._roundoff * self._largest
         self.exhausted = is_invariant | (self.steps == self._room)
-        self._alphas.append(alphas)
-        self._betas.append(np.where(self.exhausted, 0.0, betas))
+        row = self.steps - 1
+        if row == self._betas.shape[1]:
+            self._tridiagonals = np.pad(self._tridiagonals, ((0, 0), (0, row), (0, row)))
+            self._betas = np.pad(self._betas, ((0, 0), (0, row)))
+        self._tridiagonals[:, row, row] = alphas
+        if row:
+            self._tridiagonals[:, row, row - 1] = self._betas[:, row - 1]
+        self._betas[:, row] = np.where(self.exhausted, 0.0, betas)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Continue these of the current runs, and forget the others."""
         self.runs = [self.runs[row] for row in rows]
         self._largest = self._largest[rows]
-        self._alphas = [alphas[rows] for alphas in self._alphas]
-        self._betas = [betas[rows] for betas in self._betas]
+        self._tridiagonals = self._tridiagonals[rows]
+        self._betas = self._betas[rows]
         self._inverses = self._inverses[rows]
         for number, block in enumerate(self._blocks):
             is_last = number == len(self._blocks) - 1
@@ -228,26 +233,12 @@ class LanczosProcess:
 
     def ritz(self) -> list[RitzSpectrum]:
         """The Ritz values of each current run."""
-        alphas = np.stack(self._alphas, axis=1)
-        betas = np.stack(self._betas, axis=1)
-        tridiagonals = np.zeros((len(alphas), self.steps, self.steps))
-        diagonal = np.arange(self.steps)
-        tridiagonals[:, diagonal, diagonal] = alphas
-        tridiagonals[:, diagonal[1:], diagonal[:-1]] = betas[:, :-1]  # the lower triangle is read
-        values, vectors = small_eigenpairs(tridiagonals)
+        betas = self._betas[:, : self.steps]
+        values, vectors = small_eigenpairs(self._tridiagonals[:, : self.steps, : self.steps])
         residuals = betas[:, -1:] * np.abs(vectors[:, -1])  # ‖A y − θ y‖ = β |last entry|
-        return [
-            RitzSpectrum(
-                values[row],
-                vectors[row],
-                residuals[row],
-                betas[row],
-                scale=float(self._scales[row]),
-                is_exhausted=bool(self.exhausted[row]),
-                dtype=self._current.dtype,
-            )
-            for row in range(len(self.runs))
-        ]
+        scales = self._scales.tolist()
+        runs = zip(values, vectors, residuals, betas, scales, self.exhausted.tolist(), strict=True)
+        return [RitzSpectrum._make([*run, self._current.dtype]) for run in runs]
 
     def ritz_vectors(self, vectors: Array) -> Tensor:
         """The Ritz vectors (n, k) of the first run.
@@ -286,18 +277,22 @@ def _project_out(vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
         if len(block) == 1:
             coefficients = torch.mv(block[0], vectors[0]).unsqueeze(0)
             vectors[0].addmv_(block[0].T, coefficients[0], alpha=-1)
+        elif block.device.type == "cpu":
+            coefficients = _project_out_on_cpu(vectors, block)
         else:
-            coefficients = _batched_mv(block, vectors)
-            vectors -= _batched_mv(block.mT, coefficients)
+            coefficients = torch.bmm(block, vectors.unsqueeze(2)).squeeze(2)
+            vectors -= torch.bmm(block.mT, coefficients.unsqueeze(2)).squeeze(2)
     return coefficients
 
 
-def _batched_mv(matrices: Tensor, vectors: Tensor) -> Tensor:
-    if matrices.device.type != "cpu":
-        return torch.bmm(matrices, vectors.unsqueeze(2)).squeeze(2)
-    # On a CPU, MKL's batched product with vectors takes 3 to 15 times as long as numpy's.
+def _project_out_on_cpu(vectors: Tensor, block: Tensor) -> Tensor:
+    # MKL's batched product with vectors takes 3 to 15 times as long as numpy's.
+    rows = block.numpy()
+    numbers = vectors.numpy()
     with np.errstate(invalid="ignore", over="ignore"):  # `record` looks for what is not finite
-        return torch.from_numpy(np.matmul(matrices.numpy(), vectors.numpy()[:, :, None])[:, :, 0])
+        coefficients = np.matmul(rows, numbers[:, :, None])
+        numbers -= np.matmul(coefficients.transpose(0, 2, 1), rows)[:, 0]
+    return torch.from_numpy(coefficients[:, :, 0])
 
 
 # Above this size numpy's eigh starts a second pool of threads: two pools wait for each other on few

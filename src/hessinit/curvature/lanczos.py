@@ -287,9 +287,10 @@ def run_together(searches: Sequence[LanczosSearch]) -> list[LanczosResult]:
     while running:
         launched = [search.launch() for search in running]
         numbers = torch.cat(launched, dim=1).cpu().numpy()
-        ends = np.cumsum([columns.shape[1] for columns in launched])
-        for search, columns in zip(running, np.split(numbers, ends[:-1], axis=1), strict=True):
-            search.record(columns)
+        first = 0
+        for search, columns in zip(running, launched, strict=True):
+            search.record(numbers[:, first : first + columns.shape[1]])
+            first += columns.shape[1]
         running = [search for search in running if not search.is_done]
     return [result for search in searches for result in search.results]
 
