@@ -28,7 +28,7 @@ class GramSizes:
     """How many numbers the Gram engine forms, stores or sends through at a time."""
 
     matrix: int = 384  # rows of a Gram matrix up to which it is formed: calls cost more than sums
-    patches: int = 2**20  # unfolded at a time, about what fits into a cache
+    patches: int = 2**20  # unfolded at a time where they are large, about what fits into a cache
     written: int = 2**16  # weights up to which `V` itself is stored
     # Bytes of the signals of so many examples as are sent through at a time, or as many as the
     # outputs of the layers take.
@@ -104,37 +104,46 @@ class WrittenGram(LayerGram):
         self.weight_shape = tuple(call.weight.shape)
         self.weights = call.weight.numel()
         self.scale = scale
-        rows = like.shape[0] * call.weight.shape[0], call.weight[0].numel()
+        self._columns = like.shape[0]
+        rows = self._columns * call.weight.shape[0], call.weight[0].numel()
         self._by_example = like.new_empty(size, *rows)
         self.factor = self._by_example.view(-1, self.weights)
         self.matrix = None
-        self._arrived: list[Tensor] = []
         self.shape = (len(self.factor),) * 2
         self.dtype = like.dtype
         self.device = like.device
 
-    def receive(self, column: int, part: slice, gradient: Tensor) -> None:
-        self._arrived.append(gradient)
-
     def add(self, call: layer_uses.Call, part: slice) -> None:
-        """Patches times signals, for all columns of a few examples at a time."""
+        """Take the inputs of a part of the batch, of which all columns are received next."""
         assert isinstance(call, layer_uses.ConvolutionCall)
-        gradients = self._arrived
-        self._arrived = []
-        step = max(1, SIZES.patches // (call.weight[0].numel() * gradients[0][0, 0].numel()))
-        for first in range(0, call.rows, step):
-            last = min(first + step, call.rows)
-            patches = F.unfold(
-                call.inputs[first:last],
-                tuple(call.weight.shape[2:]),
-                tuple(call.dilation),
-                tuple(call.padding),
-                tuple(call.stride),
-            )
-            columns = [gradient[first:last].flatten(2) for gradient in gradients]
-            signals = torch.stack(columns, dim=1).flatten(1, 2)
-            written = self._by_example[part.start + first : part.start + last]
-            torch.bmm(signals, patches.transpose(1, 2), out=written)
+        self._call = call
+        # The patches are kept for all columns where they take less than the columns' gradients.
+        keeps = call.weight[0].numel() <= self._columns * call.weight.shape[0]
+        numbers = call.weight[0].numel() * int(torch.Size(call.output_shape[2:]).numel())
+        step = call.rows if keeps else max(1, SIZES.patches // numbers)
+        self._pieces = [slice(first, first + step) for first in range(0, call.rows, step)]
+        self._patches = self._unfold(self._pieces[0]) if keeps else None
+
+    def _unfold(self, piece: slice) -> Tensor:
+        call = self._call
+        return F.unfold(
+            call.inputs[piece],
+            tuple(call.weight.shape[2:]),
+            tuple(call.dilation),
+            tuple(call.padding),
+            tuple(call.stride),
+        ).transpose(1, 2)
+
+    def receive(self, column: int, part: slice, gradient: Tensor) -> None:
+        """Patches times signals: the rows of `V` for a column, in a part of the batch."""
+        outputs = gradient.shape[1]
+        rows = slice(column * outputs, (column + 1) * outputs)
+        for piece in self._pieces:
+            patches = self._unfold(piece) if self._patches is None else self._patches
+            written = self._by_example[part][piece, rows]
+            written.copy_(torch.bmm(gradient[piece].flatten(2), patches))
+        if column + 1 == self._columns:
+            self._patches = None
 
     def _product(self, vector: Tensor) -> Tensor:
         return torch.mv(self.factor, torch.mv(self.factor.T, vector))
@@ -383,6 +392,8 @@ def _gather(
     kinds = {type(edge.node).__name__ for edge in edges}
     # All columns in one pass are faster for dense networks.
     batched = layer_uses.batched_grad(output, edges, columns) if kinds <= _DENSE else None
+    for known, collector in zip(calls, collectors, strict=True):
+        collector.add(known.call, part)
     for column, cotangent in enumerate(columns):
         if batched is not None and all(gradients is not None for gradients in batched):
             at_calls = [gradients[column] for gradients in batched if gradients is not None]
@@ -390,5 +401,3 @@ def _gather(
             at_calls = layer_uses.gradients_at_calls(output, calls, cotangent)
         for collector, gradient in zip(collectors, at_calls, strict=True):
             collector.receive(column, part, gradient)
-    for known, collector in zip(calls, collectors, strict=True):
-        collector.add(known.call, part)
