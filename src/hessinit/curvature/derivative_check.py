@@ -100,10 +100,12 @@ _ROUNDING = {"full": 0.0, "tf32": 0.01, "bf16": 0.1}
 def moved(
     problem: FunctionalProblem, direction: Direction, step: float, dtype: torch.dtype
 ) -> Iterator[dict[str, Tensor]]:
-    """The moved weights, also as `.data` of the model's parameters; their storage is not written."""
+    """The moved weights, also as `.data` of the model's parameters; their own storage is kept."""
     weights = weights_in(problem, dtype)
     for name, part in direction.items():
-        weights[name] = torch.add(weights[name], part.to(dtype), alpha=step)
+        is_copy = weights[name].dtype != problem.leaves[name].dtype
+        add = weights[name].add_ if is_copy else weights[name].add
+        weights[name] = add(part, alpha=step)
     parameters = {name: problem.model.get_parameter(name) for name in direction}
     # Another dtype would cut a parameter off from hooks that wait for its gradient, as those of DDP
     # do.
@@ -286,7 +288,7 @@ def check_gradients(evaluation: Evaluation) -> None:
 
 
 def check_loss(evaluation: Evaluation) -> None:
-    """Compare `H_z` with differences of the loss gradient by the outputs, and that with the loss."""
+    """Compare `H_z` with differences of the loss gradient by the outputs, and it with the loss."""
     if not evaluation.is_due("loss"):
         return
     loss = evaluation.at_output if evaluation.softmax is None else evaluation.loss_of_sample()
@@ -434,7 +436,7 @@ class _Comparison:
     def _refuse_wrong(
         self, evaluation: Evaluation, outcome: _Differences, outcomes: Sequence[_Differences]
     ) -> None:
-        """Refuse rows whose closest outcome is far from the derivative, and near another outcome."""
+        """Refuse rows whose closest outcome is far from the derivative and near another outcome."""
         compared = [other for other in outcomes if other is not outcome]
         if not compared:
             return
@@ -460,7 +462,7 @@ class _Comparison:
         return max(outcome.attempt.allowed, self.least_allowed) * self.limits
 
     def attempt(self, attempt: Attempt) -> _Differences | None:
-        """None if the function does not support the precision, or is not finite at moved weights."""
+        """None if the function does not support the precision or is not finite there."""
         try:
             plus = self.values(attempt.dtype, attempt.step)
             minus = self.values(attempt.dtype, -attempt.step)
@@ -510,7 +512,7 @@ def seed_of_check(evaluation: Evaluation) -> int:
 def _draw_direction(
     evaluation: Evaluation, linear: GraphLinearization
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A random direction, and the output's change by each layer where it is known without the graph.
+    """A random direction, and the changes by each layer that are known without the graph.
 
     Its layers move the output equally, and no weight moves by more than its length.
     """
@@ -538,7 +540,10 @@ def _columns(output: Tensor) -> Tensor:
 
 
 def _norm(tensor: Tensor) -> float:
-    """In float64: in float32 the square of a vanished change, such as 1e-25, is 0."""
+    """In float64 where needed: in float32 the square of a vanished change, such as 1e-25, is 0."""
+    norm = float(torch.linalg.vector_norm(tensor.detach()))
+    if 1e-15 < norm < 1e15:
+        return norm
     return float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64))
 
 
@@ -559,9 +564,9 @@ def _explain(
                 "that leave torch); write it with differentiable torch operations"
             )
         causes.append(
-            ".detach(), .data, torch.no_grad() or numpy between a weight and the output, or a value "
-            "kept from an earlier call, as by a spectral_norm in train mode (measure it in eval "
-            "mode)"
+            ".detach(), .data, torch.no_grad() or numpy between a weight and the output, or a "
+            "value kept from an earlier call, as by a spectral_norm in train mode (measure it in "
+            "eval mode)"
         )
     if what != "the model's output":
         names = ", ".join(custom_functions(loss, stop=forward))

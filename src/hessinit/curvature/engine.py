@@ -81,7 +81,7 @@ class LanczosSettings:
 
 
 class Engine(ABC):
-    """Computes the extreme eigenvalues of curvature blocks: of one layer, or of several together."""
+    """Computes the extreme eigenvalues of curvature blocks, of one layer or of several together."""
 
     name = "lanczos"
     reason: str
@@ -159,7 +159,7 @@ def zero_bottom(rank: int, size: int) -> Estimate:
 def with_rounding(
     extremes: Extremes, rounding: rounding_error.RoundingError, tolerance: float
 ) -> Extremes:
-    """Add the rounding error of the operator; beyond `tolerance`, the estimates are not converged."""
+    """Add the rounding error of the operator; beyond `tolerance`, nothing counts as converged."""
     norm = extremes.norm.value
     fraction = rounding_error.ROUNDING.caution * rounding.relative
     if not fraction or not math.isfinite(norm):

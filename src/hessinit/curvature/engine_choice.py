@@ -47,20 +47,24 @@ def build_engine(
             derivative_check.check_gradients(evaluation)
     if curvature == "hessian":
         return HessianEngine(evaluations, settings)
-    ends: lanczos.Which = "both"
-    reason = "estimator='lanczos' was asked for"
+    if estimator == "lanczos":
+        return _lanczos_engine(evaluations, settings, "estimator='lanczos' was asked for", "both")
     costly = too_many_outputs(evaluations) if estimator == "auto" else None
     if costly:
-        reason = costly
-        ends = "norm"
-    elif estimator != "lanczos":
-        engine = _gram_engine(evaluations, settings)
-        if isinstance(engine, GramEngine) or (estimator == "auto" and isinstance(engine, Engine)):
-            return engine
+        return _lanczos_engine(evaluations, settings, costly, "norm")
+    engine = _gram_engine(evaluations, settings)
+    if estimator == "gram" and not isinstance(engine, GramEngine):
         reason = engine if isinstance(engine, str) else engine.reason
-        if estimator == "gram":
-            refusal = f"estimator='gram' cannot measure this problem: {reason}"
-            raise ProblemError(f"{refusal}. Use estimator='auto'.")
+        refusal = f"estimator='gram' cannot measure this problem: {reason}"
+        raise ProblemError(f"{refusal}. Use estimator='auto'.")
+    if isinstance(engine, str):
+        return _lanczos_engine(evaluations, settings, engine, "both")
+    return engine
+
+
+def _lanczos_engine(
+    evaluations: Sequence[Evaluation], settings: LanczosSettings, reason: str, ends: lanczos.Which
+) -> LanczosEngine:
     for evaluation in evaluations:
         check_curved(evaluation)
         derivative_check.check_outputs(evaluation)
@@ -84,7 +88,7 @@ def too_many_outputs(evaluations: Sequence[Evaluation]) -> str | None:
 
 
 def loss_factors(evaluations: Sequence[Evaluation]) -> list[LossFactor] | str:
-    """The factorization of each batch's `H_z`, which the Gram engine needs; or why there is none."""
+    """The factorization of each batch's `H_z`, for the Gram engine; or why there is none."""
     if any(evaluation.output.ndim < 1 for evaluation in evaluations):
         return "the output has no dimension that counts examples"
     factors: list[LossFactor] = []
@@ -107,16 +111,16 @@ def _gram_engine(evaluations: Sequence[Evaluation], settings: LanczosSettings) -
     rank = sum(factor.columns.shape[0] * factor.columns.shape[1] for factor in factors)
     unused = unused_leaves(evaluations)
     leaves = [name for name in evaluations[0].problem.leaves if name not in unused]
-    unknown = [name for name in leaves if not all(name in known for known in grams)]
+    unknown = [name for name in leaves if not all(name in of_batch for of_batch in grams)]
     none_known = len(unknown) == len(leaves)
     reason = gram_reason(factors[0].columns.shape[0], len(unknown), len(leaves))
     why_lanczos = reason if none_known else f"its {_UNKNOWN_CALLS}"
     general = LanczosEngine(evaluations, settings, why_lanczos, rank, factors=factors)
-    for evaluation, factor, known in zip(evaluations, factors, grams, strict=True):
+    for evaluation, factor, of_batch in zip(evaluations, factors, grams, strict=True):
         linear = None
         if not none_known:
-            known_everywhere = {name: gram for name, gram in known.items() if name not in unknown}
-            linear = GramLinearization(evaluation, factor.columns, known_everywhere)
+            of_all = {name: gram for name, gram in of_batch.items() if name not in unknown}
+            linear = GramLinearization(evaluation, factor.columns, of_all)
         derivative_check.check_outputs(evaluation, linear)
     return general if none_known else GramEngine(grams, unused, general, reason)
 
@@ -125,5 +129,5 @@ def gram_reason(columns: int, unknown: int, leaves: int) -> str:
     """Why the Gram engine, or why Lanczos where it knows no layer."""
     if unknown == leaves:
         return f"no layer is known: their {_UNKNOWN_CALLS}"
-    few = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
-    return f"{few}; {unknown} of {leaves} layers by Lanczos" if unknown else few
+    reason = f"few outputs, {columns} shared backward pass{'' if columns == 1 else 'es'}"
+    return f"{reason}; {unknown} of {leaves} layers by Lanczos" if unknown else reason

@@ -1,4 +1,4 @@
-"""Evaluations of a batch: output and loss with their autograd graphs, and products with derivatives."""
+"""Evaluations of a batch: output and loss, their graphs, and products with their derivatives."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ class Evaluation(BatchGraph):
         return made
 
     def loss_of_sample(self) -> OutputLoss:
-        """The loss of a sample's outputs, or of all outputs where the loss needs the whole batch."""
+        """The loss of a sample's outputs, or of all outputs if the loss needs the whole batch."""
         outputs = self.output.detach()
         sample = outputs[self.sample.to(outputs.device)]
         loss_of_sample = OutputLoss(self.problem, sample, self.batch.take(self.sample))
@@ -274,7 +274,10 @@ def evaluate(problem: FunctionalProblem) -> list[Evaluation]:
         )
     if reduction != "mean":
         return evaluations
-    return [one.weighted(one.batch.rows / problem.rows) for one in evaluations]
+    return [evaluation.weighted(evaluation.batch.rows / problem.rows) for evaluation in evaluations]
+
+
+_SAME_FACTOR = 1e-3  # relative difference up to which two factors of a gradient are the same
 
 
 def find_reduction(evaluations: Sequence[Evaluation]) -> str | None:
@@ -292,34 +295,31 @@ def find_reduction(evaluations: Sequence[Evaluation]) -> str | None:
     if last is not first:
         pairs += [(first, last), (last, first)]
     factors = [_shrinkage(evaluation, joined) for evaluation, joined in pairs]
-    known = [factor for factor in factors if factor is not None]
-    if not known:
+    numbers = [factor for factor in factors if factor is not None]
+    if not numbers:
         # Torch's own losses are what they say; that of anybody else may say anything.
         from_torch = type(problem.loss).__module__ == "torch.nn.modules.loss"
         return str(getattr(problem.loss, "reduction", None)) if from_torch else None
-    if all(abs(factor - 1) < _SAME_FACTOR for factor in known):
+    if all(abs(factor - 1) < _SAME_FACTOR for factor in numbers):
         return "sum"
     doubled, *shares = factors
     halves = doubled is None or abs(doubled - 0.5) < _SAME_FACTOR
-    adds_to_one = None in shares or not shares or abs(sum(known[-2:]) - 1) < _SAME_FACTOR
+    adds_to_one = None in shares or not shares or abs(sum(numbers[-2:]) - 1) < _SAME_FACTOR
     return "mean" if halves and adds_to_one else None
 
 
-_SAME_FACTOR = 1e-3
-
-
 def _shrinkage(evaluation: Evaluation, joined: Evaluation) -> float | None:
-    """The factor of the gradient by a batch's outputs when another batch is joined; nan if it turns."""
+    """The factor by which another batch shrinks the gradient by the outputs; nan if it turns it."""
     targets = evaluation.batch.joined_targets(joined.batch)
     outputs = [evaluation.output.detach(), joined.output.detach()]
     if targets is None or outputs[0].ndim == 0 or outputs[0].shape[1:] != outputs[1].shape[1:]:
         return None
-    both = torch.cat(outputs).requires_grad_()
+    joined_outputs = torch.cat(outputs).requires_grad_()
     try:
-        loss = evaluation.problem.loss_of(both, targets)
+        loss = evaluation.problem.loss_of(joined_outputs, targets)
     except Exception:  # whatever a loss that knows its batch raises
         return None
-    (gradient,) = torch.autograd.grad(loss, both)
+    (gradient,) = torch.autograd.grad(loss, joined_outputs)
     together = gradient[: len(outputs[0])].double()
     alone = evaluation.at_output.gradient[1].detach().double()
     square = float((alone * alone).sum())
@@ -332,5 +332,8 @@ def _shrinkage(evaluation: Evaluation, joined: Evaluation) -> float | None:
 
 def unused_leaves(evaluations: Sequence[Evaluation]) -> set[str]:
     """The weights that no batch's forward touches."""
-    names = evaluations[0].leaves
-    return {name for name in names if all(one.moments[name] is None for one in evaluations)}
+    return {
+        name
+        for name in evaluations[0].leaves
+        if all(evaluation.moments[name] is None for evaluation in evaluations)
+    }

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hessinit.curvature import layer_uses, operators
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.layer_uses import KnownCall, rows_by_example
+from hessinit.curvature.layer_uses import LayerCall, rows_by_example
 from hessinit.curvature.loss_hessian import LossFactor
 from hessinit.problem.determinism import agree
 
@@ -28,7 +28,7 @@ class GramSizes:
     """How many numbers the Gram engine forms, stores or sends through at a time."""
 
     matrix: int = 384  # rows of a Gram matrix up to which it is formed: calls cost more than sums
-    patches: int = 2**20  # unfolded at a time, about what fits into a cache
+    patches: int = 2**20  # unfolded at a time where they are large, about what fits into a cache
     written: int = 2**16  # weights up to which `V` itself is stored
     # Bytes of the signals of so many examples as are sent through at a time, or as many as the
     # outputs of the layers take.
@@ -104,37 +104,46 @@ class WrittenGram(LayerGram):
         self.weight_shape = tuple(call.weight.shape)
         self.weights = call.weight.numel()
         self.scale = scale
-        rows = like.shape[0] * call.weight.shape[0], call.weight[0].numel()
+        self._columns = like.shape[0]
+        rows = self._columns * call.weight.shape[0], call.weight[0].numel()
         self._by_example = like.new_empty(size, *rows)
         self.factor = self._by_example.view(-1, self.weights)
         self.matrix = None
-        self._arrived: list[Tensor] = []
         self.shape = (len(self.factor),) * 2
         self.dtype = like.dtype
         self.device = like.device
 
-    def receive(self, column: int, part: slice, gradient: Tensor) -> None:
-        self._arrived.append(gradient)
-
     def add(self, call: layer_uses.Call, part: slice) -> None:
-        """Patches times signals, for all columns of a few examples at a time."""
+        """Take the inputs of a part of the batch, of which all columns are received next."""
         assert isinstance(call, layer_uses.ConvolutionCall)
-        gradients = self._arrived
-        self._arrived = []
-        step = max(1, SIZES.patches // (call.weight[0].numel() * gradients[0][0, 0].numel()))
-        for first in range(0, call.rows, step):
-            last = min(first + step, call.rows)
-            patches = F.unfold(
-                call.inputs[first:last],
-                tuple(call.weight.shape[2:]),
-                tuple(call.dilation),
-                tuple(call.padding),
-                tuple(call.stride),
-            )
-            columns = [gradient[first:last].flatten(2) for gradient in gradients]
-            signals = torch.stack(columns, dim=1).flatten(1, 2)
-            written = self._by_example[part.start + first : part.start + last]
-            torch.bmm(signals, patches.transpose(1, 2), out=written)
+        self._call = call
+        # The patches are kept for all columns where they take less than the columns' gradients.
+        keeps = call.weight[0].numel() <= self._columns * call.weight.shape[0]
+        numbers = call.weight[0].numel() * int(torch.Size(call.output_shape[2:]).numel())
+        step = call.rows if keeps else max(1, SIZES.patches // numbers)
+        self._pieces = [slice(first, first + step) for first in range(0, call.rows, step)]
+        self._patches = self._unfold(self._pieces[0]) if keeps else None
+
+    def _unfold(self, piece: slice) -> Tensor:
+        call = self._call
+        return F.unfold(
+            call.inputs[piece],
+            tuple(call.weight.shape[2:]),
+            tuple(call.dilation),
+            tuple(call.padding),
+            tuple(call.stride),
+        ).transpose(1, 2)
+
+    def receive(self, column: int, part: slice, gradient: Tensor) -> None:
+        """Patches times signals: the rows of `V` for a column, in a part of the batch."""
+        outputs = gradient.shape[1]
+        rows = slice(column * outputs, (column + 1) * outputs)
+        for piece in self._pieces:
+            patches = self._unfold(piece) if self._patches is None else self._patches
+            written = self._by_example[part][piece, rows]
+            written.copy_(torch.bmm(gradient[piece].flatten(2), patches))
+        if column + 1 == self._columns:
+            self._patches = None
 
     def _product(self, vector: Tensor) -> Tensor:
         return torch.mv(self.factor, torch.mv(self.factor.T, vector))
@@ -186,26 +195,28 @@ class GramCurvature(operators.LinearOperator):
         return sum(products[1:], products[0])
 
 
-def separable_calls(evaluation: Evaluation) -> list[KnownCall]:
+def separable_calls(evaluation: Evaluation) -> list[LayerCall]:
     """The known calls of the leaves for which no call mixes the examples."""
     problem = evaluation.problem
     output = evaluation.output
     calls = layer_uses.known_calls(evaluation.uses, problem.leaves, output.shape[0])
     layouts = layer_uses.find_layouts(output, calls, problem.seed)
-    mixed = {known.name for known, layout in zip(calls, layouts, strict=True) if layout is None}
+    mixed = {
+        layer_call.name for layer_call, layout in zip(calls, layouts, strict=True) if layout is None
+    }
     return [
-        replace(known, time_first=bool(layout))
-        for known, layout in zip(calls, layouts, strict=True)
-        if known.name not in mixed
+        replace(layer_call, time_first=bool(layout))
+        for layer_call, layout in zip(calls, layouts, strict=True)
+        if layer_call.name not in mixed
     ]
 
 
 class CallSignals:
     """A call and the gradients at its output: (examples, columns, outputs per example)."""
 
-    def __init__(self, known: KnownCall, size: int, like: Tensor) -> None:
-        outputs = int(torch.Size(known.call.output_shape).numel()) // size
-        self.time_first = known.time_first
+    def __init__(self, layer_call: LayerCall, size: int, like: Tensor) -> None:
+        outputs = int(torch.Size(layer_call.call.output_shape).numel()) // size
+        self.time_first = layer_call.time_first
         self._calls = list[layer_uses.Call]()
         self.signals = like.new_empty(size, like.shape[0], outputs)
 
@@ -237,16 +248,18 @@ class CallSignals:
 Collector = CallSignals | WrittenGram
 
 
-def collector_for(known: KnownCall, size: int, like: Tensor, scale: float, uses: int) -> Collector:
+def collector_for(
+    layer_call: LayerCall, size: int, like: Tensor, scale: float, uses: int
+) -> Collector:
     """Stores weight gradients where they are smaller and fast to compute, else signals."""
-    call = known.call
+    call = layer_call.call
     if isinstance(call, layer_uses.ConvolutionCall):
         outputs = int(torch.Size(call.output_shape).numel()) // size
         small = call.weight.numel() <= min(outputs, SIZES.written)
         unfolds = call.inputs.ndim == 4 and not call.transposed and call.groups == 1  # by F.unfold
-        if small and unfolds and uses == 1 and not known.time_first and call.rows == size:
+        if small and unfolds and uses == 1 and not layer_call.time_first and call.rows == size:
             return WrittenGram(call, size, like, scale)
-    return CallSignals(known, size, like)
+    return CallSignals(layer_call, size, like)
 
 
 def trace_grams(
@@ -260,17 +273,20 @@ def trace_grams(
     calls = separable_calls(evaluation)
     if not calls:
         return {}
-    names = [known.name for known in calls]
+    names = [layer_call.name for layer_call in calls]
     scale = root.scale * evaluation.weight
     collectors = [
-        collector_for(known, size, root.columns, scale, names.count(known.name)) for known in calls
+        collector_for(layer_call, size, root.columns, scale, names.count(layer_call.name))
+        for layer_call in calls
     ]
     step = _examples_at_once(calls, root, size)
     # Only rows by example can be split, and no frozen random draw.
-    in_order = size == evaluation.batch.size and not any(known.time_first for known in calls)
+    in_order = size == evaluation.batch.size and not any(
+        layer_call.time_first for layer_call in calls
+    )
     if split and step < size and in_order and not evaluation.drew:
-        outlines = [_outline(known, size) for known in calls]
-        whole = evaluation.output.detach()
+        outlines = [_outline(layer_call, size) for layer_call in calls]
+        output = evaluation.output.detach()
         # The graph of the whole batch must not stand beside those of the pieces: nothing may hold
         # on to it.
         del calls
@@ -278,7 +294,7 @@ def trace_grams(
         with evaluation.graphs(anew=True):
             # A function for each piece: its graph goes before the next one comes.
             alike = all(
-                _gather_piece(evaluation, whole, root, piece, outlines, collectors)
+                _gather_piece(evaluation, output, root, piece, outlines, collectors)
                 for piece in pieces
             )
         if not alike:
@@ -287,7 +303,7 @@ def trace_grams(
         _gather(evaluation.output, calls, root.columns, slice(0, size), collectors)
     return {
         name: _gram_of(
-            [collector for own, collector in zip(names, collectors, strict=True) if own == name],
+            [collector for leaf, collector in zip(names, collectors, strict=True) if leaf == name],
             tuple(evaluation.problem.leaves[name].shape),
             scale,
         )
@@ -304,8 +320,8 @@ def _gram_of(
     return LayerGram(signals, weight_shape, scale)
 
 
-def _examples_at_once(calls: Sequence[KnownCall], root: LossFactor, size: int) -> int:
-    numbers = sum(int(torch.Size(known.call.output_shape).numel()) for known in calls)
+def _examples_at_once(calls: Sequence[LayerCall], root: LossFactor, size: int) -> int:
+    numbers = sum(int(torch.Size(layer_call.call.output_shape).numel()) for layer_call in calls)
     outputs = root.columns.element_size() * numbers
     device = root.columns.device
     room = max(SIZES.signal_bytes, outputs)
@@ -327,12 +343,12 @@ class Outline:
     lengths: Tensor  # of each example's input
 
 
-def _outline(known: KnownCall, size: int) -> Outline:
-    call = known.call
+def _outline(layer_call: LayerCall, size: int) -> Outline:
+    call = layer_call.call
     rows, *shape = call.output_shape
     inputs = call.inputs if call.inputs.is_floating_point() else call.inputs.double()
     lengths = torch.linalg.vector_norm(inputs.reshape(size, -1), dim=1)
-    return Outline((known.name, type(call), rows // size, *shape), lengths)
+    return Outline((layer_call.name, type(call), rows // size, *shape), lengths)
 
 
 def _gather_piece(
@@ -355,9 +371,9 @@ def _gather_piece(
         return False
     uses = layer_uses.find_uses(output, problem.leaves)
     calls = layer_uses.known_calls(uses, problem.leaves, size)
-    calls = [known for known in calls if known.name in names]
+    calls = [layer_call for layer_call in calls if layer_call.name in names]
     rounding = float(torch.finfo(whole.dtype).eps) ** 0.6  # as in `agree`
-    outlines_of_piece = [_outline(known, size) for known in calls]
+    outlines_of_piece = [_outline(layer_call, size) for layer_call in calls]
     if [outline.kind for outline in outlines_of_piece] != [outline.kind for outline in outlines]:
         return False
     for outline, of_whole in zip(outlines_of_piece, outlines, strict=True):
@@ -373,16 +389,18 @@ _DENSE = {"AddmmBackward0", "MmBackward0"}
 
 def _gather(
     output: Tensor,
-    calls: Sequence[KnownCall],
+    calls: Sequence[LayerCall],
     columns: Tensor,
     part: slice,
     collectors: Sequence[Collector],
 ) -> None:
-    """Send every column back through the graph; the collectors receive the gradients at their calls."""
-    edges = [known.edge for known in calls]
+    """Send every column back through the graph, and each call's gradients to its collector."""
+    edges = [layer_call.edge for layer_call in calls]
     kinds = {type(edge.node).__name__ for edge in edges}
     # All columns in one pass are faster for dense networks.
     batched = layer_uses.batched_grad(output, edges, columns) if kinds <= _DENSE else None
+    for layer_call, collector in zip(calls, collectors, strict=True):
+        collector.add(layer_call.call, part)
     for column, cotangent in enumerate(columns):
         if batched is not None and all(gradients is not None for gradients in batched):
             at_calls = [gradients[column] for gradients in batched if gradients is not None]
@@ -390,5 +408,3 @@ def _gather(
             at_calls = layer_uses.gradients_at_calls(output, calls, cotangent)
         for collector, gradient in zip(collectors, at_calls, strict=True):
             collector.receive(column, part, gradient)
-    for known, collector in zip(calls, collectors, strict=True):
-        collector.add(known.call, part)

@@ -1,4 +1,4 @@
-"""The Gram engine: small Gram matrices for the layers that it knows, Lanczos on the graph for others."""
+"""The Gram engine: Lanczos on small Gram matrices, for layers without one on the graph."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class GramEngine(Engine):
         search = self.settings.search(self.settings.watched(gram, names), "top")
         extremes = self._from_gram(lanczos.run_together([search])[0].top, grams)
         vector = search.vector().to(first.device, first.dtype)
-        return replace(extremes, vector=operators.join([one.pull(vector) for one in grams]))
+        return replace(extremes, vector=operators.join([summand.pull(vector) for summand in grams]))
 
     def _extremes_of_written(self, gram: WrittenGram) -> Extremes:
         """Both ends from the curvature itself, a small matrix."""
@@ -143,8 +143,9 @@ class GramEngine(Engine):
     def _is_small(self, names: Sequence[str]) -> bool:
         """One batch, with fewer outputs than weights: the Gram matrix is the smaller of the two."""
         grams = [self._grams[0][name] for name in names if name in self._grams[0]]
-        few = bool(grams) and grams[0].shape[0] < sum(gram.weights for gram in grams)
-        return few and len(self._grams) == 1
+        if not grams or len(self._grams) > 1:
+            return False
+        return grams[0].shape[0] < sum(gram.weights for gram in grams)
 
     def _from_gram(self, top: Estimate, grams: Sequence[LayerGram]) -> Extremes:
         bottom = zero_bottom(grams[0].shape[0], sum(gram.weights for gram in grams))

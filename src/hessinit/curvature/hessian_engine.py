@@ -1,4 +1,4 @@
-"""The Hessian engine: exact second derivatives, through a layer's own output where it is used once."""
+"""The Hessian engine: exact second derivatives, by a layer's own output where it is used once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hessinit.curvature.engine import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation, unused_leaves
 from hessinit.results.curvature_report import Estimate
 
-_LEAST_EIGENVALUE = 1e-14  # of the inputs' inner products, over the largest; less is rounding
+# Of the inputs' inner products, over the largest; less is rounding.
+_LEAST_EIGENVALUE = 1e-14
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,10 @@ class HessianEngine(Engine):
             return None
         uses = [calls[name] for calls in self._calls]
         call = uses[0].call
-        seen = None
+        smaller = None
         if len(uses) == 1 and isinstance(call, layer_uses.DenseCall):
-            seen = seen_hessian(uses[0]) if call.rows < call.inputs.shape[1] else None
-        return seen or CallHessian(uses, self._evaluations[0].problem.leaves[name])
+            smaller = seen_hessian(uses[0]) if call.rows < call.inputs.shape[1] else None
+        return smaller or CallHessian(uses, self._evaluations[0].problem.leaves[name])
 
 
 def _zero(estimate: Estimate) -> Estimate:
@@ -123,14 +124,19 @@ def _single_calls(evaluation: Evaluation) -> dict[str, OutputHessian]:
     """The leaves that are used exactly once, by a call with a known derivative."""
     uses = evaluation.uses
     calls = layer_uses.known_calls(uses, evaluation.problem.leaves, 1)
-    calls = [known for known in calls if len(uses[known.name]) == 1]
+    calls = [layer_call for layer_call in calls if len(uses[layer_call.name]) == 1]
     if not calls:
         return {}
     gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
-        evaluation.loss, [known.edge for known in calls], create_graph=True, allow_unused=True
+        evaluation.loss,
+        [layer_call.edge for layer_call in calls],
+        create_graph=True,
+        allow_unused=True,
     )
     return {
-        known.name: OutputHessian(known.call, known.edge, gradient, evaluation.weight)
-        for known, gradient in zip(calls, gradients, strict=True)
+        layer_call.name: OutputHessian(
+            layer_call.call, layer_call.edge, gradient, evaluation.weight
+        )
+        for layer_call, gradient in zip(calls, gradients, strict=True)
         if gradient is not None
     }

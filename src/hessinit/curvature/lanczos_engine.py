@@ -1,4 +1,4 @@
-"""The Lanczos engine: Gauss-Newton products by tangents through the graph, one run for each block."""
+"""The Lanczos engine: Gauss-Newton products by tangents through the graph, a run per block."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class LanczosEngine(Engine):
 
     @cached_property
     def _starts(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """For each leaf the start vector and the square of its length; empty where `S` is unknown."""
+        """Each leaf's start vector and the square of its length; empty where `S` is unknown."""
         names = list(self._evaluations[0].leaves)
         sums = dict[str, Tensor]()
         for number, evaluation in enumerate(self._evaluations):

@@ -1,7 +1,8 @@
-"""Where the weights are used, read off the autograd graph: calls, and whose rows are whose example's."""
+"""Where the weights are used, read off the autograd graph: calls, and the example of each row."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ Uses = dict[str, list["Use"]]  # of every leaf, by its name
 
 @dataclass(frozen=True)
 class Use:
-    """One node that consumes a leaf; `transposed` when it consumes its transpose, as `F.linear` does."""
+    """One node that consumes a leaf, or, as `F.linear` does, its transpose (`transposed`)."""
 
     node: Node
     position: int
@@ -37,7 +38,7 @@ class Use:
 
     @property
     def padding(self) -> int | None:
-        """The row of an embedding that gets no gradient, whatever the output's derivative by it is."""
+        """The row of an embedding that gets no gradient, whatever the derivative by it is."""
         if self.kind != "EmbeddingBackward0":
             return None
         row = self.node._saved_padding_idx  # unsigned; torch's "none" is -1
@@ -48,7 +49,7 @@ def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> Uses:
     """For every leaf, all nodes that consume it or its transpose, in the order they ran."""
     names = {id(leaf): name for name, leaf in leaves.items()}
     uses: Uses = {name: [] for name in leaves}
-    seen = {output.grad_fn}
+    visited = {output.grad_fn}
     waiting: list[Node] = [output.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -62,8 +63,8 @@ def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> Uses:
             name = names.get(id(getattr(source, "variable", None)))
             if name is not None:
                 uses[name].append(Use(node, position, transposed))
-            elif source not in seen:
-                seen.add(source)
+            elif source not in visited:
+                visited.add(source)
                 waiting.append(source)
     for uses_of_leaf in uses.values():
         uses_of_leaf.sort(key=lambda use: use.moment)
@@ -73,7 +74,7 @@ def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> Uses:
 def batched_grad(
     output: Tensor, inputs: Sequence[Tensor] | Sequence[GradientEdge], cotangents: Tensor
 ) -> tuple[Tensor | None, ...] | None:
-    """The gradients for many cotangents from one backward pass; None where torch cannot batch it."""
+    """The gradients for many cotangents from one backward pass; None if torch cannot batch it."""
     try:
         with warnings.catch_warnings():
             # A missing batching rule is only a warning, and slower than a loop.
@@ -187,7 +188,7 @@ class EmbeddingCall(Call):
 
 
 def read_call(use: Use, leaf: Tensor) -> Call | None:
-    """The call behind a node of the graph, or None if its derivative is not one of the known ones."""
+    """The call behind a node of the graph, or None if its derivative is not a known one."""
     if use.kind in ("AddmmBackward0", "MmBackward0"):
         return _read_dense(use, leaf)
     if use.kind == "ConvolutionBackward0" and use.position == 1 and not use.transposed:
@@ -230,7 +231,7 @@ def _read_embedding(use: Use, leaf: Tensor) -> EmbeddingCall | None:
 
 
 @dataclass(frozen=True)
-class KnownCall:
+class LayerCall:
     """A leaf, one of its calls, and the edge that the gradient of the call's output takes."""
 
     name: str
@@ -239,18 +240,18 @@ class KnownCall:
     time_first: bool = False  # rows by position, not by example, as inside `nn.MultiheadAttention`
 
 
-def known_calls(uses: Uses, leaves: dict[str, Tensor], size: int) -> list[KnownCall]:
+def known_calls(uses: Uses, leaves: dict[str, Tensor], size: int) -> list[LayerCall]:
     """The calls of leaves whose every use is known, and has as many rows for each example."""
-    known: list[KnownCall] = []
+    calls_of_leaves: list[LayerCall] = []
     for name, uses_of_leaf in uses.items():
         calls = [read_call(use, leaves[name]) for use in uses_of_leaf]
         if all(call is not None and call.rows % size == 0 for call in calls):
-            known += [
-                KnownCall(name, call, GradientEdge(use.node, 0))
+            calls_of_leaves += [
+                LayerCall(name, call, GradientEdge(use.node, 0))
                 for use, call in zip(uses_of_leaf, calls, strict=True)
                 if call is not None
             ]
-    return known
+    return calls_of_leaves
 
 
 def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
@@ -261,24 +262,30 @@ def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
 
 
 def gradients_at_calls(
-    output: Tensor, calls: Sequence[KnownCall], cotangent: Tensor
+    output: Tensor, calls: Sequence[LayerCall], cotangent: Tensor
 ) -> list[Tensor]:
     """The gradient at the output of every call; zero where none arrives."""
     gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
-        output, [known.edge for known in calls], cotangent, retain_graph=True, allow_unused=True
+        output,
+        [layer_call.edge for layer_call in calls],
+        cotangent,
+        retain_graph=True,
+        allow_unused=True,
     )
     return [
-        cotangent.new_zeros(known.call.output_shape) if gradient is None else gradient
-        for known, gradient in zip(calls, gradients, strict=True)
+        cotangent.new_zeros(layer_call.call.output_shape) if gradient is None else gradient
+        for layer_call, gradient in zip(calls, gradients, strict=True)
     ]
 
 
-def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool | None]:
+def find_layouts(output: Tensor, calls: Sequence[LayerCall], seed: int) -> list[bool | None]:
     """For each call: rows by example (False), by position (True), or mixed (None)."""
     if not calls:
         return []
     size = output.shape[0]
-    layouts = [[False, True] if known.call.rows > size > 1 else [False] for known in calls]
+    layouts = [
+        [False, True] if layer_call.call.rows > size > 1 else [False] for layer_call in calls
+    ]
     probe = ProbeStream(
         output.numel() + size, seed=seed, dtype=output.dtype, device=output.device
     ).draw()
@@ -287,14 +294,16 @@ def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[
         probe[size:].view_as(output),
         probe[:size],
     )
-    for whole, shared, factors in answers:
-        for known, possible, base, scaled in zip(calls, layouts, whole, shared, strict=True):
-            rows = base.reshape(known.call.rows, -1)
-            scaled_rows = scaled.reshape(known.call.rows, -1)
+    for gradients, scaled_gradients, factors in answers:
+        for layer_call, possible, gradient, scaled in zip(
+            calls, layouts, gradients, scaled_gradients, strict=True
+        ):
+            rows = gradient.reshape(layer_call.call.rows, -1)
+            scaled_rows = scaled.reshape(layer_call.call.rows, -1)
             for time_first in list(possible):
-                expected = rows_by_example(rows, size, time_first)
-                found = rows_by_example(scaled_rows, size, time_first)
-                if not in_proportion(expected, found, factors):
+                by_example = rows_by_example(rows, size, time_first)
+                scaled_by_example = rows_by_example(scaled_rows, size, time_first)
+                if not in_proportion(by_example, scaled_by_example, factors):
                     possible.remove(time_first)
     return [possible[0] if possible else None for possible in layouts]
 
@@ -311,7 +320,7 @@ def probe_examples(
     a few examples get random factors.
     """
     size = len(random)
-    whole = pull(cotangent)
+    answer = pull(cotangent)
     if size > FEW_EXAMPLES:
         choices = [1 + random.abs()]
     else:
@@ -321,11 +330,13 @@ def probe_examples(
             ((numbers >> digit) % 2 == value).to(random) for digit in digits for value in (0, 1)
         ]
     for factors in choices:
-        yield whole, pull(cotangent * factors.view(-1, *[1] * (cotangent.ndim - 1))), factors
+        yield answer, pull(cotangent * factors.view(-1, *[1] * (cotangent.ndim - 1))), factors
 
 
 def in_proportion(whole: Tensor, shared: Tensor, factors: Tensor) -> bool:
-    """Whether every row of `shared` is that of `whole` times its factor, up to rounding; 0 is exact."""
-    difference = (shared - whole * factors.unsqueeze(1)).abs().amax(1)
+    """Whether each row of `shared` is that of `whole` times its factor, up to rounding; 0 is exact."""
+    difference = torch.addcmul(shared, whole, factors.unsqueeze(1), value=-1)
+    # The largest numbers of every row; as norms they take no copy of it.
+    off, largest = (torch.linalg.vector_norm(rows, math.inf, dim=1) for rows in (difference, whole))
     rounding = torch.finfo(whole.dtype).eps ** 0.5
-    return bool((difference <= rounding * factors * whole.abs().amax(1)).all())
+    return bool((off <= rounding * factors * largest).all())

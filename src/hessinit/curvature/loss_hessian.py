@@ -1,4 +1,4 @@
-"""`H_z`, the Hessian of the loss by the model's output: products, a closed form, a factorization."""
+"""`H_z`, the Hessian of the loss by the output: products, a closed form, a factorization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curvature of examples that are spread over ranks: products are added up, rank 0 decides the rest."""
+"""Curvature of examples spread over ranks: products are added up, rank 0 decides the rest."""
 
 from __future__ import annotations
 
