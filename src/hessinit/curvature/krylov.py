@@ -179,11 +179,11 @@ class LanczosProcess:
         """
         products = self._products(self._current, self.runs).detach()
         if not self.steps:
-            most = products.abs().amax(dim=1)
+            largest = products.abs().amax(dim=1)
             limit = largest_exponent(products.dtype)
-            exponents = (torch.frexp(most).exponent - 1).clamp(-limit, limit)
-            # Exact: a power of two.
-            self._inverses = torch.ldexp(torch.ones_like(most), -exponents)
+            exponents = (torch.frexp(largest).exponent - 1).clamp(-limit, limit)
+            # Powers of two: to multiply by them is exact.
+            self._inverses = torch.ldexp(torch.ones_like(largest), -exponents)
         basis = [*self._locked, *self._blocks[:-1], self._blocks[-1][:, : self._rows_used]]
         candidate = self._next_row(self._current)
         torch.mul(products, self._inverses.unsqueeze(1), out=candidate)
@@ -203,9 +203,9 @@ class LanczosProcess:
         alphas = along + correction
         self._largest = np.maximum(self._largest, np.maximum(np.abs(alphas), betas))
         self.steps += 1
-        # A β at the level of roundoff means that the space is invariant: the Ritz values are
-        # eigenvalues, all to which the initial vector has a component (a random one has one to
-        # each, with probability 1).
+        # A β at the level of roundoff means that the space is invariant. Then the Ritz values are
+        # all the eigenvalues along whose eigenvectors the initial vector has a component; a random
+        # one has a component along each, with probability 1.
         is_invariant = betas <= self._roundoff * self._largest
         self.exhausted = is_invariant | (self.steps == self._room)
         row = self.steps - 1
@@ -218,7 +218,7 @@ class LanczosProcess:
         self._betas[:, row] = np.where(self.exhausted, 0.0, betas)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Continue these of the current runs, and forget the others."""
+        """Continue only the runs in these rows."""
         self.runs = [self.runs[row] for row in rows]
         self._largest = self._largest[rows]
         self._tridiagonals = self._tridiagonals[rows]
@@ -232,7 +232,7 @@ class LanczosProcess:
         self._current = self._blocks[-1][:, self._rows_used - 1]
 
     def ritz(self) -> list[RitzSpectrum]:
-        """The Ritz values of each current run."""
+        """What each current run knows about its spectrum."""
         betas = self._betas[:, : self.steps]
         values, vectors = small_eigenpairs(self._tridiagonals[:, : self.steps, : self.steps])
         residuals = betas[:, -1:] * np.abs(vectors[:, -1])  # ‖A y − θ y‖ = β |last entry|
