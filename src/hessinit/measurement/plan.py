@@ -11,7 +11,7 @@ from hessinit.curvature.probes import random_like
 from hessinit.curvature.progress import clock, expected_products, in_gradients, timed_gradient
 from hessinit.measurement.measure import versions_of
 from hessinit.problem.batches import tensors_in
-from hessinit.problem.determinism import graph_nodes
+from hessinit.problem.graph import nodes_behind
 from hessinit.results.curvature_report import MeasurementPlan
 
 # In gradients, fitted to the networks of benchmarks/plan_accuracy.py. What every measurement does:
@@ -178,7 +178,7 @@ def _numbers_between(evaluations: Sequence[Evaluation]) -> tuple[int, int]:
 def _saved_bytes(evaluation: Evaluation) -> int:
     """What the graph of a batch saved for the backward, without weights and copies."""
     sizes: dict[int, int] = {}
-    for node in graph_nodes(evaluation.loss.grad_fn):
+    for node in nodes_behind(evaluation.loss.grad_fn):
         saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
         for tensor in tensors_in([*saved, *getattr(node, "saved_tensors", ())]):
             storage = tensor.untyped_storage()
