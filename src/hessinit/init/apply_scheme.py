@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError, check_positive, choose, did_you_mean
-from hessinit.init import draws, mean_field, trace, weights
+from hessinit.init import draws, mean_field, trace, weight_uses, weights
 from hessinit.problem.problem import Forward, uninterrupted
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import check_model, check_present, check_switches, unwrap
@@ -128,7 +128,7 @@ def apply_scheme_(
             f"{where} no weight of two or more dimensions, so a scheme has nothing to set."
         )
     with _ONE_AT_A_TIME:
-        traced = weights.find_weight_uses(model, sample, forward, dropout=dropout)
+        traced = weight_uses.find_weight_uses(model, sample, forward, dropout=dropout)
     return write_scheme_(
         model,
         scheme,
@@ -150,7 +150,7 @@ def write_scheme_(
     model: nn.Module,
     scheme: str,
     targets: Sequence[weights.Target],
-    traced: weights.TracedWeights,
+    traced: weight_uses.TracedWeights,
     sample: Any,
     forward: Forward | None,
     distribution: str | None = None,
@@ -215,7 +215,7 @@ def write_scheme_(
 
 
 def variance(
-    scheme: str, fans: weights.Fans, gains: Pair = (1.0, 1.0), keeps: Pair = (1.0, 1.0)
+    scheme: str, fans: weight_uses.Fans, gains: Pair = (1.0, 1.0), keeps: Pair = (1.0, 1.0)
 ) -> float:
     """The variance of the weight's entries under one of the closed forms.
 
@@ -223,7 +223,7 @@ def variance(
     `keeps` the fractions that dropout keeps there. Scaled by 1/q, a fraction q of the units has 1/q
     times the squared length, in both passes.
 
-    >>> fans = weights.Fans(50, 20)
+    >>> fans = weight_uses.Fans(50, 20)
     >>> variance("he", fans, (2**0.5, 1.0)), variance("forward", fans)
     (0.04000000000000001, 0.05)
     """
@@ -241,7 +241,7 @@ def variance(
 def gain_used(scheme: str, gains: Pair) -> float:
     """The gain that the scheme multiplies by, for the table; a mean for the compromise."""
     if scheme == "compromise":
-        return math.sqrt(variance(scheme, weights.Fans(1, 1), gains))
+        return math.sqrt(variance(scheme, weight_uses.Fans(1, 1), gains))
     return gains[1] if scheme == "backward" else gains[0]
 
 
@@ -251,7 +251,7 @@ def gain_used(scheme: str, gains: Pair) -> float:
 
 def _draft_all(
     targets: Sequence[weights.Target],
-    traced: weights.TracedWeights,
+    traced: weight_uses.TracedWeights,
     scheme: str,
     dropout: bool,
     residual: str,
@@ -267,7 +267,9 @@ def _draft_all(
     branches = len(closing) ** RESIDUAL_POWERS[residual] if closing else 1.0
     # A rule by norms lets the size of units change with the widths, which the correction does not
     # know.
-    by_units = scheme in _UNIT_RULES or (scheme == "forward" and not weights.widths_change(uses))
+    by_units = scheme in _UNIT_RULES or (
+        scheme == "forward" and not weight_uses.widths_change(uses)
+    )
     corrections = mean_field.variance_corrections(uses) if by_units else {}
     drafts = []
     for target in targets:
@@ -325,7 +327,7 @@ def _draft(
         _gain(target.name, use.downstream, "after", needed[1], gain),
     )
     gains = plain[0] * (correction if gain is None else 1.0), plain[1]
-    fans = weights.fans_of(use)
+    fans = weight_uses.fans_of(use)
     if scheme in CLOSED_FORM:
         std = tuple(math.sqrt(variance(scheme, one, gains, (up, down))) / branch for one in fans)
         factor = math.sqrt(

@@ -19,9 +19,11 @@ from torch.overrides import TorchFunctionMode
 
 from hessinit.errors import ProblemError, choose
 from hessinit.init.recorder import prepare_sample, preserved, run
-from hessinit.init.trace import MIXING, WeightUse, name_of
-from hessinit.init.weights import Target, block_views
+from hessinit.init.trace import WeightUse
+from hessinit.init.weight_uses import block_views
+from hessinit.init.weights import Target
 from hessinit.problem.batches import tensors_in
+from hessinit.problem.operations import name_of, operation_named
 from hessinit.problem.problem import Forward
 from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import PlannedWeight
@@ -238,7 +240,7 @@ class UnitVariance(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         again = functools.partial(func, *args, **(kwargs or {}))
         result = again()
-        if name_of(func) in MIXING | {"embedding", "embedding_bag"} and isinstance(result, Tensor):
+        if operation_named(name_of(func)).maps and isinstance(result, Tensor):
             tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.numel()]
             places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
             for name in [self._names[place] for place in places if place in self._names]:

@@ -16,7 +16,8 @@ from hessinit.init import apply_scheme, defaults, mean_field, scales, search, sy
 from hessinit.init.defaults import NOT_SCALED, SYMMETRIES, Config, Goal, NetworkTraits
 from hessinit.init.scales import ProblemFactory, ScaledModel
 from hessinit.init.trace import WeightUse, parametrized_name
-from hessinit.init.weights import Target, TracedWeights
+from hessinit.init.weight_uses import TracedWeights, find_weight_uses
+from hessinit.init.weights import Target
 from hessinit.problem.problem import ProblemOptions
 from hessinit.problem.validate import layer_name
 from hessinit.results.curvature_report import CurvatureReport
@@ -54,7 +55,7 @@ def fit_(
     notes = [*found_old]
     sizes = _root_mean_squares(targets)
     try:
-        traced = weights.find_weight_uses(factory.model, factory.sample, factory.options["forward"])
+        traced = find_weight_uses(factory.model, factory.sample, factory.options["forward"])
     except ProblemError as failure:
         if config.scheme != "keep":
             raise

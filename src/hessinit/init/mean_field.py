@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.init import context, trace, weights
+from hessinit.init import context, trace, weight_uses
 
 Function = Callable[[Tensor], Tensor]
 NOTEWORTHY = (
@@ -78,7 +78,7 @@ def variance_corrections(uses: Sequence[trace.WeightUse]) -> dict[int, float]:
 
 def _follow(use: trace.WeightUse, came: _State, start: _State) -> _State:
     function = use.upstream.function or (lambda value: value)
-    units = max(1.0, weights.fans_of(use)[0].inputs)
+    units = max(1.0, weight_uses.fans_of(use)[0].inputs)
     mean, square, slope = _moments(function, came.spread, units, use.upstream.keep or 1.0)
     if use.kind == "embedding" or not 0 < mean < math.inf or not 0 < square < math.inf:
         return start

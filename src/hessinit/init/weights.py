@@ -1,16 +1,10 @@
-"""The weights of a model: where the forward uses them, their true fans and blocks, and how they are written.
-
-torch reads fans off a tensor's shape, which is wrong for grouped and transposed convolutions,
-strides, fused projections and gates. Here a fan-in is the number of inputs that an output sums
-over, and a fan-out the number of outputs that an input feeds, on average.
-"""
+"""The weights of a model, and how they are written: in place, through a parametrization, with a way back."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,19 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from hessinit.errors import ProblemError
-from hessinit.init.context import Downstream, upstream_of
-from hessinit.init.recorder import trace_forward
-from hessinit.init.trace import Signal, Step, WeightUse, parametrized_name, simplify
-from hessinit.problem.problem import Forward, uninterrupted
-from hessinit.problem.validate import find_layers, layer_name, unwrap
+from hessinit.init.trace import parametrized_name
+from hessinit.problem.problem import uninterrupted
+from hessinit.problem.validate import find_layers, layer_name
 
-_ROLES = {
-    "add": "added to a signal, not a map of one",
-    "cat": "joined to a signal, not a map of one",
-    "mul": "scales a signal elementwise",
-    "getitem": "a table read by hand, not by nn.Embedding",
-}
 # Modules whose weights training sets.
 _LAYERS = (
     nn.Linear,
@@ -44,209 +29,6 @@ _LAYERS = (
 _POSITIONS = re.compile(
     r"(^|[._])pos", re.IGNORECASE
 )  # embed_positions, position_embeddings, pos_embed
-# Likely leading dimensions, for models traced without a sample; primes, so that a reshape that fits
-# is meant.
-_SIZES = ((2, 7), (2,), (2, 5, 7))
-
-
-@dataclass(frozen=True)
-class TracedWeights:
-    """The uses in execution order; `unmet` says why a weight has none; `notes` what was not understood."""
-
-    uses: tuple[WeightUse, ...]
-    unmet: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-def find_weight_uses(
-    model: nn.Module, sample: Any = None, forward: Forward | None = None, *, dropout: bool = True
-) -> TracedWeights:
-    """Trace the model: run it once on `sample`, or trace it symbolically without one.
-
-    A weight that is used several times, or is tied, has several uses under one name. The model, its
-    buffers and the random state are left as found. Costs at most one forward. Without `dropout`,
-    dropout is named and counts for nothing.
-    """
-    model = unwrap(model)
-    if next(model.parameters(), None) is None:
-        return TracedWeights(())
-    if sample is None and forward is not None:
-        raise ProblemError(
-            "forward= says how the model is called on a sample; pass sample= as well."
-        )
-    trace = trace_forward(model, sample, forward)
-    if not dropout:
-        trace.steps = [replace(step, keep=1.0) for step in trace.steps]
-    simplify(trace)
-    downstream = Downstream(trace)
-    steps = [(step, step.use) for step in trace.steps if step.use is not None]
-    uses = tuple(
-        replace(
-            use,
-            order=order,
-            blocks=_output_blocks(downstream, step, use),
-            upstream=upstream_of(trace, step),
-            downstream=downstream.context(step),
-            norm_follows=downstream.norm_follows(step),
-            closes_residual=downstream.closes_residual(step),
-            step=step.index,
-        )
-        for order, (step, use) in enumerate(steps)
-    )
-    # On zeros, as the first state of a handwritten recurrence, a weight does nothing: its other
-    # uses tell.
-    telling = {use.parameter for use in uses if use.upstream.end != "constant"}
-    uses = tuple(
-        use for use in uses if use.upstream.end != "constant" or use.parameter not in telling
-    )
-    unknown = [layer_name(use.parameter) for use in uses if use.upstream.end == "unknown"]
-    guess = "comes from an unknown function and is taken to have size 1"
-    notes = [f"the input of {name} {guess}" for name in unknown]
-    if trace.draws:
-        notes.append(
-            "the forward draws random numbers itself; only nn.Dropout and F.dropout are counted"
-        )
-    met = {use.parameter for use in uses}
-    unmet = {}
-    for name, parameter in model.named_parameters():
-        shown = parametrized_name(name)
-        if parameter.ndim > 1 and shown not in met:
-            words = trace.other_uses.get(name, "not used by the forward")
-            unmet[shown] = words if " " in words else _ROLES.get(words, f"used by {words}")
-    return TracedWeights(uses, unmet, tuple(dict.fromkeys(notes)))
-
-
-@dataclass(frozen=True)
-class Fans:
-    """How many inputs an output sums over, and how many outputs an input feeds.
-
-    Borders aside. With a stride, or a transposed convolution's, they are means over the positions.
-    """
-
-    inputs: float
-    outputs: float
-
-
-def fans_of(use: WeightUse) -> tuple[Fans, ...]:
-    """The fans of each output block of the weight.
-
-    >>> fans_of(WeightUse("conv.weight", "convolution", (64, 3, 5, 5), stride=(2, 2)))
-    (Fans(inputs=75.0, outputs=400.0),)
-    >>> fans_of(WeightUse("up.weight", "transposed convolution", (8, 4, 4, 4), stride=(2, 2)))
-    (Fans(inputs=32.0, outputs=64.0),)
-    >>> fans_of(WeightUse("qkv.weight", "dense", (192, 64), blocks=(64, 64, 64)))[0]
-    Fans(inputs=64.0, outputs=64.0)
-    """
-    shape = use.shape
-    if math.prod(shape) == 0:
-        raise ProblemError(
-            f"{layer_name(use.parameter)} has shape {shape}: a fan is zero, so no variance can be right for "
-            "it. Remove the layer, or leave it out with layers=."
-        )
-    if use.kind == "embedding":
-        return (Fans(1.0, float(shape[1])),)  # a lookup: every output is one entry
-    found = []
-    positions = math.prod(use.stride)
-    for first, *_ in block_views(use, torch.empty(shape, device="meta")):
-        inputs = float(math.prod(first.shape[1:]))
-        outputs = float(first.shape[0] * math.prod(first.shape[2:]))
-        transposed = use.kind == "transposed convolution"
-        found.append(
-            Fans(inputs / positions, outputs) if transposed else Fans(inputs, outputs / positions)
-        )
-    return tuple(found)
-
-
-def block_views(use: WeightUse, weight: Tensor) -> list[list[Tensor]]:
-    """For each output block its matrices, one a group, as views (outputs, inputs, …kernel) of `weight`."""
-    if use.kind == "embedding":
-        return [[weight.T]]
-    if use.kind == "bilinear":
-        return [[weight.flatten(1)]]
-    if use.kind == "transposed convolution":
-        return [[group.transpose(0, 1) for group in weight.chunk(use.groups)]]
-    if use.kind == "convolution":
-        return [list(block.chunk(use.groups)) for block in weight.split(_block_sizes(use))]
-    matrix = weight.T if use.outputs_last else weight
-    return [[block] for block in matrix.split(_block_sizes(use))]
-
-
-def widths_change(uses: Sequence[WeightUse]) -> bool:
-    """Whether a layer that feeds another has more than twice as many outputs as inputs, or less than half."""
-    fans = [fans_of(use)[0] for use in uses if use.kind != "embedding"]
-    return any(not 0.5 <= one.outputs / one.inputs <= 2 for one in fans[:-1])
-
-
-def _block_sizes(use: WeightUse) -> list[int]:
-    outputs = use.shape[1] if use.outputs_last else use.shape[0]
-    # The groups of a convolution are blocks already; output blocks would cut through them.
-    is_one = not use.blocks or sum(use.blocks) != outputs or use.groups > 1
-    return [outputs] if is_one else list(use.blocks)
-
-
-def _output_blocks(downstream: Downstream, step: Step, use: WeightUse) -> tuple[int, ...]:
-    """The sizes of the output blocks, in the order of their first channels; () where the output stays whole.
-
-    Channel numbers are sent through the rearranging steps that follow, in place of the output:
-    where they arrive in disjoint sets that together are all channels, these sets are the blocks.
-    """
-    kinds = {consumer.kind for consumer in downstream.consumers.get(step.index, [])}
-    weights = ("dense", "convolution", "transposed convolution")
-    if use.blocks or use.kind not in weights or not kinds & {"rearrange", "split", "gate"}:
-        return use.blocks
-    channels = use.shape[1] if use.outputs_last else use.shape[0]
-    if use.kind == "transposed convolution":
-        channels = use.shape[1] * use.groups
-    tail = (1,) * (len(use.shape) - 2)
-    if step.shape is not None:
-        shapes = [(step.shape, step.shape)]
-    elif tail:
-        shapes = [((2, channels, *(7, 5, 7)[-len(tail) :]),) * 2]
-    else:
-        shapes = [((*size, math.prod(use.shape) // channels), (*size, channels)) for size in _SIZES]
-    for around, shape in shapes:
-        try:
-            numbers = torch.arange(channels, dtype=torch.float64).reshape(-1, *tail).expand(shape)
-            arrived = set(_arrivals(downstream, step, numbers, around))
-        except Exception:  # the shapes assumed do not fit these calls
-            continue
-        if len(arrived) > 1 and sum(map(len, arrived)) == channels == len(
-            frozenset().union(*arrived)
-        ):
-            return tuple(len(block) for block in sorted(arrived, key=min))
-    return ()
-
-
-def _arrivals(
-    downstream: Downstream, step: Step, value: Any, around: tuple[int, ...]
-) -> Iterator[frozenset[float]]:
-    """The channel numbers that reach each step that does more than rearrange; `around` is others' shape."""
-
-    def value_of(signal: Signal) -> Any:
-        shape = downstream.trace[signal.index].shape or around
-        return value if signal.index == step.index else torch.empty(shape, device="meta")
-
-    def numbers(value: Any) -> frozenset[float]:
-        if not isinstance(value, Tensor) or not value.numel():
-            raise ValueError(
-                "a tuple was not taken apart, or the dimension is not what was assumed"
-            )
-        return frozenset(value.unique().tolist())
-
-    consumers = downstream.consumers.get(step.index, [])
-    for consumer in consumers:
-        call = consumer.call
-        if consumer.kind == "gate" and call is not None:
-            yield from map(numbers, value.chunk(2, call.kwargs.get("dim", (*call.args, -1)[1])))
-        elif consumer.kind in ("rearrange", "split"):
-            # An expansion keeps the channels, and its shape may not be known.
-            same = call is None or consumer.name.startswith(("expand", "broadcast"))
-            moved = value if same or call is None else call.run(value_of)
-            yield from _arrivals(downstream, consumer, moved, around)
-        else:
-            yield numbers(value)
-    if not consumers:
-        yield numbers(value)
 
 
 @dataclass(frozen=True)

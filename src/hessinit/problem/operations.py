@@ -74,6 +74,7 @@ _ATTENTION = (
     "add_zero_attn dropout_p out_proj_weight out_proj_bias training key_padding_mask need_weights "
     "attn_mask use_separate_proj_weight q_proj_weight k_proj_weight v_proj_weight"
 )
+_DROPOUT = "input p training"
 _CELL = "input hx w_ih w_hh"
 
 _ROWS: tuple[tuple[Operation, str], ...] = (
@@ -126,7 +127,10 @@ _ROWS: tuple[tuple[Operation, str], ...] = (
         Operation("norm"),
         "native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm",
     ),
-    (Operation("dropout", keeps_moments=True), "alpha_dropout feature_alpha_dropout"),
+    (
+        Operation("dropout", keeps_moments=True, parameters=_DROPOUT),
+        "alpha_dropout feature_alpha_dropout",
+    ),
     (Operation("elementwise", scales=True, by_channel=True), "mul div"),
     (Operation("elementwise", scales=True), "neg rdiv"),
     (Operation("elementwise", adds=True), "add sub rsub lerp"),
@@ -181,7 +185,11 @@ _ROWS: tuple[tuple[Operation, str], ...] = (
 OPERATIONS = {name: operation for operation, names in _ROWS for name in names.split()}
 _UNKNOWN = Operation()
 # Parts of names that tell the role of the many that are not listed, such as max_pool2d.
-_FAMILIES = {"dropout": Operation("dropout"), "pool": Operation("pool"), "_norm": Operation("norm")}
+_FAMILIES = {
+    "dropout": Operation("dropout", parameters=_DROPOUT),
+    "pool": Operation("pool"),
+    "_norm": Operation("norm"),
+}
 _SYNONYMS = {
     "radd": "add",
     "iadd": "add",
