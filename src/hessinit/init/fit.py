@@ -18,7 +18,7 @@ from hessinit.init.scales import ProblemFactory, ScaledModel
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weight_uses import TracedWeights, find_weight_uses
 from hessinit.init.weights import Target
-from hessinit.problem.problem import ProblemOptions
+from hessinit.problem.functional import ProblemOptions
 from hessinit.problem.validate import layer_name
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry

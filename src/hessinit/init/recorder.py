@@ -23,9 +23,10 @@ from hessinit.init.call_steps import COMPOSITES, append_call_with_weight, derive
 from hessinit.init.trace import Derived, ReplayableCall, Shape, Signal, Step, Trace, map_leaves
 from hessinit.problem.batches import cast, map_tensors, tensors_in
 from hessinit.problem.double_backward import twice_differentiable
+from hessinit.problem.explained import explain_module
 from hessinit.problem.operations import name_of, operation_named
 from hessinit.problem.preserve import UserState, untouched_random_state
-from hessinit.problem.problem import Forward, explain_module
+from hessinit.problem.problem import Forward
 
 
 class Recorder(TorchFunctionMode):

@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from hessinit.init.trace import parametrized_name
-from hessinit.problem.problem import uninterrupted
+from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.validate import find_layers, layer_name
 
 # Modules whose weights training sets.

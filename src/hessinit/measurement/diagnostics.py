@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hessinit.curvature.evaluation import Evaluation, unused_leaves
 from hessinit.problem.batches import Batch, tensors_in
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.graph import (
     Consumers,
     Node,
@@ -30,7 +31,6 @@ from hessinit.problem.graph import (
     leaf_of,
 )
 from hessinit.problem.operations import operation_of
-from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import Diagnostics
 
 Spot = tuple[Node, int]  # a node and which of its outputs
@@ -48,7 +48,7 @@ _RELATIVE_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def diagnose(
-    problem: Problem, evaluations: Sequence[Evaluation], *, gradients: bool = True
+    problem: FunctionalProblem, evaluations: Sequence[Evaluation], *, gradients: bool = True
 ) -> dict[str, Diagnostics]:
     """The diagnostics of each measured parameter's layer, by the parameter's name.
 
