@@ -14,6 +14,7 @@ from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.gain import gain
 from hessinit.init.mean_field import MAX_GROWTH, SMALL_DIVERGENCE, preactivation_stds
 from hessinit.init.weight_uses import find_weight_uses
+from hessinit.problem.problem import Problem
 from hessinit.training.initialize import initialize_
 
 sweep = pytest.mark.sweep
@@ -134,8 +135,8 @@ def test_every_gate_and_every_part_of_a_fused_projection_has_its_own_fans(
     for gate in layer.weight_hh_l0.chunk(gates):
         assert torch.allclose(gate @ gate.T, torch.eye(16), atol=1e-5)
     attention, signal = nn.MultiheadAttention(256, 4), torch.randn(5, 2, 256)
-    options = {"sample": signal, "forward": lambda model, x: model(x, x, x)[0], "generator": seeded(0)}
-    apply_scheme_(attention, "glorot", **options)
+    problem = Problem(attention, LOSS, (signal, signal), forward=lambda model, x: model(x, x, x)[0])
+    apply_scheme_(problem, "glorot", generator=seeded(0))
     for block in attention.in_proj_weight.detach().chunk(3):
         assert float(block.std()) == pytest.approx((2 / 512) ** 0.5, rel=0.02)
 

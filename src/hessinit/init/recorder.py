@@ -374,7 +374,7 @@ def run(
         raise ProblemError(
             f"the forward fails on the sample ({type(failure).__name__}: {failure}). sample= is "
             f"what the model is called with, as {call}: the inputs without targets. For another "
-            "call, pass forward=, as lambda model, x: model(*x)."
+            "call, pass a hessinit.Problem with forward=, as lambda model, x: model(*x)."
         ) from failure
 
 

@@ -43,7 +43,7 @@ class TracedWeights:
 def find_weight_uses(
     model: nn.Module, sample: Any = None, forward: Forward | None = None, *, dropout: bool = True
 ) -> TracedWeights:
-    """Record one forward, on `sample` or on an input that the first layer takes, and read it.
+    """Record one forward, on `sample` or on zeros of a shape that the model takes, and read it.
 
     A weight that is used several times, or is tied, has several uses under one name. The model, its
     buffers and the random state are left as found. Costs one forward. Without `dropout`, dropout is
@@ -52,10 +52,6 @@ def find_weight_uses(
     model = unwrap(model)
     if next(model.parameters(), None) is None:
         return TracedWeights(())
-    if sample is None and forward is not None:
-        raise ProblemError(
-            "forward= says how the model is called on a sample; pass sample= as well."
-        )
     trace = record_forward(model, sample, forward)
     if not dropout:
         trace = replace(trace, steps=[replace(step, keep=1.0) for step in trace.steps])
