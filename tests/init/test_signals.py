@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.gain import gain
-from hessinit.init.mean_field import MAX_GROWTH, SMALL_DIVERGENCE, preactivation_stds
+from hessinit.init.mean_field import LIMITS, preactivation_stds
 from hessinit.init.weight_uses import find_weight_uses
 from hessinit.problem.problem import Problem
 from hessinit.training.initialize import initialize_
@@ -238,7 +238,7 @@ def test_the_growth_of_the_gradient_is_brought_down_to_what_it_may_be() -> None:
     signal = torch.tanh(normal).square().mean()
     slope = (1 - torch.tanh(normal).square()).square().mean()
     growth = float(std**2 * slope / signal) ** 29
-    assert growth == pytest.approx(MAX_GROWTH, rel=0.06)
+    assert growth == pytest.approx(LIMITS.growth, rel=0.06)
 
 
 @pytest.mark.parametrize("activation", [nn.GELU, nn.SiLU])
@@ -250,7 +250,7 @@ def test_examples_of_a_deep_chain_stay_of_one_size(activation: type[nn.Module]) 
     normal = torch.randn(4_000_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     first, second = (activation()(size * std * normal).square().mean().log() for size in (0.99, 1.01))
     power = float((second - first) / (2 * math.log(1.01 / 0.99)))
-    assert power**23 == pytest.approx(SMALL_DIVERGENCE, rel=0.02)
+    assert power**23 == pytest.approx(LIMITS.small_divergence, rel=0.02)
 
 
 def test_the_initialization_has_the_sizes_asked_for() -> None:

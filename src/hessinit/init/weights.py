@@ -1,4 +1,4 @@
-"""The weights of a model, and how they are written: in place, through a parametrization, with a way back."""
+"""The weights of a model, and how they are written: in place, and with a way back."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _LAYERS = (
     nn.RNNBase,
     nn.MultiheadAttention,
 )
-_POSITIONS = re.compile(
-    r"(^|[._])pos", re.IGNORECASE
-)  # embed_positions, position_embeddings, pos_embed
+# embed_positions, position_embeddings, pos_embed
+_POSITIONS = re.compile(r"(^|[._])pos", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Target:
-    """One weight: `key` is its name inside the model, as in `WeightUse.parameter`; `name` as in reports.
+    """One weight, by its name inside the model (`key`) and in reports (`name`).
 
     A parametrized weight is one target (`fc.weight`) whatever it is computed from, and is written
-    through its `parametrization`; `attribute` is its name inside its owner.
+    through its `parametrization`; `attribute` is its name inside its owner. `protected` says why it
+    stays as it is, where it could be written.
     """
 
     key: str
     aliases: tuple[str, ...]
     owner: Any
     stored: tuple[nn.Parameter, ...]
-    kept: str = ""  # why it stays, where it could be written
+    protected: str = ""
 
     @property
     def name(self) -> str:
@@ -65,34 +65,33 @@ class Target:
     def value(self) -> Tensor:
         """The weight as the forward sees it."""
         # A spectral norm takes a step of its power iteration at every access.
-        kept = [(buffer, buffer.clone()) for buffer in self.owner.buffers()]
+        buffers = [(buffer, buffer.clone()) for buffer in self.owner.buffers()]
         with torch.no_grad():
             value: Tensor = getattr(self.owner, self.attribute)
-            for buffer, old in kept:
-                buffer.copy_(old)
+            for buffer, previous in buffers:
+                buffer.copy_(previous)
             return value.detach()
 
     @property
     def reason_unchanged(self) -> str:
         """Why this weight cannot be written; "" if it can."""
-        for one in self.stored:
-            if not one.requires_grad:
+        for parameter in self.stored:
+            if not parameter.requires_grad:
                 return "frozen"
-            if one.layout is not torch.strided:
+            if parameter.layout is not torch.strided:
                 return "a sparse tensor"
-            if not one.is_floating_point() or one.is_inference():
+            if not parameter.is_floating_point() or parameter.is_inference():
                 return "not of real numbers, or made under inference_mode"
         inverted = all(hasattr(step, "right_inverse") for step in self.parametrization)
-        return self.kept if inverted else "its parametrization has no right_inverse"
+        return self.protected if inverted else "its parametrization has no right_inverse"
 
     def snapshot(self) -> Callable[[], None]:
         """Copy all that `write_` may change, a parametrization's buffers too; returns the way back."""
         stored = [(parameter, parameter.detach().clone()) for parameter in self.stored]
-        tables = [
-            (step._buffers, step.named_buffers(recurse=False)) for step in self.parametrization
-        ]
         buffers = [
-            (table, name, one, one.clone()) for table, found in tables for name, one in found
+            (step._buffers, name, buffer, buffer.clone())
+            for step in self.parametrization
+            for name, buffer in step.named_buffers(recurse=False)
         ]
 
         @torch.no_grad()
@@ -100,9 +99,8 @@ class Target:
             for parameter, value in stored:
                 parameter.copy_(value)
             for table, name, buffer, value in buffers:
-                table[name] = buffer.copy_(
-                    value
-                )  # a right_inverse may have put another tensor there
+                # A right_inverse may have put another tensor there.
+                table[name] = buffer.copy_(value)
 
         return restore
 
@@ -110,23 +108,22 @@ class Target:
         """Write new values in place: the Parameter objects stay the same."""
         with torch.no_grad():
             if self.is_parametrized:
-                kept = value.to(
-                    self.stored[0], copy=True
-                )  # a parametrization may keep the very tensor
-                setattr(self.owner, self.attribute, kept)
+                # A copy, because a parametrization may keep the very tensor.
+                setattr(self.owner, self.attribute, value.to(self.stored[0], copy=True))
             else:
                 self.stored[0].copy_(value)
 
     def biases(self) -> dict[str, nn.Parameter]:
         """The trainable biases of the module that owns the weight."""
-        own = self.owner.named_parameters(recurse=False)
         return {
-            name: one for name, one in own if one.ndim == 1 and "bias" in name and one.requires_grad
+            name: parameter
+            for name, parameter in self.owner.named_parameters(recurse=False)
+            if parameter.ndim == 1 and "bias" in name and parameter.requires_grad
         }
 
 
 def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[Target]:
-    """Every weight of two or more dimensions, or those that `layers` names; frozen ones are among them.
+    """Every weight of two or more dimensions, or those that `layers` names, also if frozen.
 
     Unless it is named, a weight that is zero in a model trained before stays so, as the B of LoRA.
     """
@@ -145,17 +142,17 @@ def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[T
         stored = [parameter]
         if parametrize.is_parametrized(owner, attribute):
             stored = list(owner.parametrizations[attribute].parameters(recurse=False))
-        others = [other for other in names[id(parameter)] if other != name]
-        aliases = tuple(layer_name(parametrized_name(other)) for other in others)
-        kept = (
-            "zero beside trained weights" if keeps_zeros and not any(map(torch.any, stored)) else ""
+        aliases = tuple(
+            layer_name(parametrized_name(alias)) for alias in names[id(parameter)] if alias != name
         )
-        targets.setdefault(key, Target(key, aliases, owner, tuple(stored), kept))
+        is_kept_zero = keeps_zeros and not any(map(torch.any, stored))
+        protected = "zero beside trained weights" if is_kept_zero else ""
+        targets.setdefault(key, Target(key, aliases, owner, tuple(stored), protected))
     return list(targets.values())
 
 
 def reason_to_keep(model: nn.Module) -> str:
-    """What says that somebody has trained the model: adapters, or frozen weights; "" if nothing does.
+    """Why the model is taken to be trained: it has adapters, or frozen weights; "" if it is not.
 
     Tables of positions do not count: who writes a model fills and freezes them, before any
     training.
@@ -167,23 +164,25 @@ def reason_to_keep(model: nn.Module) -> str:
         for path, module in model.named_modules()
         if isinstance(module, _LAYERS) or type(module).__name__ == "Conv1D"  # of Transformers
         if not (isinstance(module, nn.Embedding) and _POSITIONS.search(path))
-        if any(one.ndim >= 2 and not one.requires_grad for one in module.parameters())
+        if any(weight.ndim >= 2 and not weight.requires_grad for weight in module.parameters())
     ]
     return f"the model has frozen weights ({', '.join(frozen[:3])})" if frozen else ""
 
 
-def snapshot(targets: Sequence[Target], others: Iterable[nn.Parameter] = ()) -> Callable[[], None]:
-    """Copy the weights, the biases beside them and `others`; the returned function puts them back exactly."""
-    ways = [target.snapshot() for target in targets]
-    beside = [*(bias for target in targets for bias in target.biases().values()), *others]
-    kept = {id(one): (one, one.detach().clone()) for one in beside}
+def snapshot(
+    targets: Sequence[Target], parameters: Iterable[nn.Parameter] = ()
+) -> Callable[[], None]:
+    """Copy the weights, their biases and further `parameters`; returns what puts them back exactly."""
+    restores = [target.snapshot() for target in targets]
+    biases = [bias for target in targets for bias in target.biases().values()]
+    copies = {id(tensor): (tensor, tensor.detach().clone()) for tensor in (*biases, *parameters)}
 
     @uninterrupted
     @torch.no_grad()
     def restore() -> None:
-        for way in ways:
-            way()
-        for one, value in kept.values():
-            one.copy_(value)
+        for restore_target in restores:
+            restore_target()
+        for tensor, value in copies.values():
+            tensor.copy_(value)
 
     return restore
