@@ -9,7 +9,7 @@ import torch
 from scipy.stats import kstest, norm, truncnorm, uniform
 from torch import nn
 
-from hessinit.init.draws import DISTRIBUTIONS, TRUNCATED, draw_, draw_delta_orthogonal_, draw_orthogonal_
+from hessinit.init.draws import DISTRIBUTIONS, TRUNCATED_STD, draw_, draw_delta_orthogonal_, draw_orthogonal_
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -27,10 +27,10 @@ DRAWS = {
     "delta-orthogonal": lambda view, generator=None: draw_delta_orthogonal_(view, 0.3, generator),
 }
 
-EDGE = 2 / TRUNCATED.std
+EDGE = 2 / TRUNCATED_STD
 LAWS = {  # of unit standard deviation: the law, its kurtosis, its end
     "normal": (norm(), 3.0, math.inf),
-    "truncated normal": (truncnorm(-2, 2, scale=1 / TRUNCATED.std), None, EDGE),
+    "truncated normal": (truncnorm(-2, 2, scale=1 / TRUNCATED_STD), None, EDGE),
     "uniform": (uniform(-math.sqrt(3), 2 * math.sqrt(3)), 1.8, math.sqrt(3)),
 }
 
@@ -39,7 +39,7 @@ LAWS = {  # of unit standard deviation: the law, its kurtosis, its end
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_a_block_has_the_law_asked_for(distribution, std):
     law, kurtosis, end = LAWS[distribution]
-    assert truncnorm(-2, 2).std() == pytest.approx(TRUNCATED.std, rel=1e-12)
+    assert truncnorm(-2, 2).std() == pytest.approx(TRUNCATED_STD, rel=1e-12)
     block = torch.empty(1000, 1000, dtype=torch.float64)
     draw_(block, std, distribution, seeded())
     unit = block.flatten() / std

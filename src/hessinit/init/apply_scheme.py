@@ -37,8 +37,6 @@ USES_GAIN = [*BY_NORMS, "he", "orthogonal", "delta-orthogonal"]
 RESIDUAL_POWERS = {"plain": 0.0, "scaled": 0.5, "small": 1.0}
 SYNONYMS = {"kaiming": "he", "xavier": "glorot", "msra": "he"}
 _UNIT_RULES = ["he", "orthogonal", "delta-orthogonal"]
-# Fewer residual branches without a normalization do no harm.
-_MANY_BRANCHES = 4
 
 # What a reader calls the end of a context without an activation in it.
 _ENDS = {
@@ -240,7 +238,7 @@ def write_scheme_(
 def _notes_on_branches(uses: Sequence[WeightUse], scheme: Scheme) -> list[str]:
     branches = sum(use.closes_residual for use in uses)
     normalized = any(use.norm_follows or use.upstream.end == "norm" for use in uses)
-    if scheme.residual != "plain" or branches < _MANY_BRANCHES or normalized:
+    if scheme.residual != "plain" or branches < 4 or normalized:
         return []
     note = (
         f"{branches} residual branches are added without a normalization: the variance may double "
@@ -330,11 +328,11 @@ def _draft_all(
             continue
         candidates = []
         for use in uses:
-            surroundings = _Surroundings.of(target, use, scheme, gains.get(target.key))
-            corrected = surroundings.corrected(corrections.get(use.order, 1.0))
+            correction = corrections.get(use.order, 1.0)
             branch = divisor if use.closes_residual else 1.0
-            use_as_stored = _as_stored(use, target)
-            candidates.append(_draft(target, use_as_stored, scheme, corrected, branch))
+            use = _as_stored(use, target)
+            asked = gains.get(target.key)
+            candidates.append(_draft(target, use, scheme, asked, correction, branch))
         # A weight with several uses must suit the one that would explode first.
         drafts.append(min(candidates, key=lambda draft: max(draft.planned.std, default=draft.gain)))
     orders = {key: uses[0].order for key, uses in uses_by_key.items()}
@@ -367,65 +365,56 @@ def _as_stored(use: WeightUse, target: Target) -> WeightUse:
     return replace(use, shape=use.shape[::-1], outputs_last=not use.outputs_last)
 
 
-@dataclass(frozen=True)
-class _Surroundings:
-    """What a scheme takes from upstream and downstream of a weight, in this order.
+def _keeps(target: Target, use: WeightUse, scheme: Scheme) -> Pair:
+    """The fractions that dropout keeps upstream and downstream, as far as the scheme reads them."""
+    upstream = use.upstream.keep if scheme.dropout and scheme.reads_upstream else 1.0
+    downstream = use.downstream.keep if scheme.dropout and scheme.reads_downstream else 1.0
+    if not min(upstream, downstream) > 0:
+        raise ProblemError(
+            f"a dropout of p = 1 stands next to {target.name}: nothing passes, so no weight is "
+            "right. Lower p, or pass dropout=False."
+        )
+    return upstream, downstream
 
-    `plain` are the gains, `gains` the same with the variance correction, `keeps` the fractions that
-    dropout keeps. `asked` is the gain that the user gave for the layer.
-    """
 
-    plain: Pair
-    gains: Pair
-    keeps: Pair
-    asked: float | None
-
-    @classmethod
-    def of(
-        cls, target: Target, use: WeightUse, scheme: Scheme, asked: float | None
-    ) -> _Surroundings:
-        keep_up = use.upstream.keep if scheme.dropout and scheme.reads_upstream else 1.0
-        keep_down = use.downstream.keep if scheme.dropout and scheme.reads_downstream else 1.0
-        if not min(keep_up, keep_down) > 0:
-            raise ProblemError(
-                f"a dropout of p = 1 stands next to {target.name}: nothing passes, so no weight is "
-                "right. Lower p, or pass dropout=False."
-            )
-        gain_up = gain_down = 1.0
-        if scheme.reads_upstream and scheme.name in USES_GAIN:
-            gain_up = _gain(target.name, use.upstream, "before") if asked is None else asked
-        if scheme.reads_downstream:
-            gain_down = _gain(target.name, use.downstream, "after") if asked is None else asked
-        plain = (gain_up, gain_down)
-        return cls(plain, plain, (keep_up, keep_down), asked)
-
-    def corrected(self, correction: float) -> _Surroundings:
-        if self.asked is not None:
-            return self
-        return replace(self, gains=(self.plain[0] * correction, self.plain[1]))
+def _gains(target: Target, use: WeightUse, scheme: Scheme, asked: float | None) -> Pair:
+    """The gains of the activations upstream and downstream, as far as the scheme uses them."""
+    upstream = downstream = 1.0
+    if scheme.reads_upstream and scheme.name in USES_GAIN:
+        upstream = _gain(target.name, use.upstream, "before") if asked is None else asked
+    if scheme.reads_downstream:
+        downstream = _gain(target.name, use.downstream, "after") if asked is None else asked
+    return upstream, downstream
 
 
 def _draft(
-    target: Target, use: WeightUse, scheme: Scheme, around: _Surroundings, branch: float
+    target: Target,
+    use: WeightUse,
+    scheme: Scheme,
+    asked: float | None,
+    correction: float,
+    branch: float,
 ) -> draws.Draft:
+    """The plan for one use of a weight; `asked` is the gain that the user gave for the layer."""
     name = scheme.name
     fans = fans_of(use)
+    keeps = _keeps(target, use, scheme)
+    plain = gains = _gains(target, use, scheme, asked)
+    if asked is None:
+        gains = (plain[0] * correction, plain[1])
     std: tuple[float, ...] = ()
+    # Where a dropout is active, the data of "lsuv" show what it does.
+    factor = 1.0 if name == "lsuv" and use.upstream.dropout_active else math.sqrt(keeps[0])
     if scheme.is_closed_form:
-        variances = [variance(name, block, around.gains, around.keeps) for block in fans]
+        variances = [variance(name, block, gains, keeps) for block in fans]
         std = tuple(math.sqrt(block) / branch for block in variances)
-        factor = math.sqrt(variances[0] / variance(name, fans[0], around.gains))
-    elif name == "lsuv" and use.upstream.dropout_active:
-        factor = 1.0  # the data show what dropout does
-    else:
-        factor = math.sqrt(around.keeps[0])
-    used = _gain_used(name, around.gains)
-    plain = _gain_used(name, around.plain)
-    gain = plain
-    size = used / branch * factor
+        factor = math.sqrt(variances[0] / variance(name, fans[0], gains))
+    plain_gain = _gain_used(name, plain)
+    correction = _gain_used(name, gains) / plain_gain
+    size = _gain_used(name, gains) / branch * factor
     if name == "lsuv":  # drawn first, then measured
-        gain = plain if around.asked is None else around.asked
-        size = gain / branch
+        plain_gain = plain_gain if asked is None else asked
+        size = plain_gain / branch
     if use.kind == "embedding" and name in ("orthogonal", "delta-orthogonal"):
         # Entries as large as those of a normal table: a lookup sums nothing.
         size *= math.sqrt(max(use.shape))
@@ -440,9 +429,9 @@ def _draft(
         downstream=_words(use.downstream),
         norm_follows=use.norm_follows,
         closes_residual=use.closes_residual,
-        gain=gain,
+        gain=plain_gain,
         dropout_factor=factor,
-        variance_correction=used / plain,
+        variance_correction=correction,
         std=std,
     )
     return draws.Draft(target, planned, use, size, factor)

@@ -30,26 +30,11 @@ from hessinit.results.initialization import PlannedWeight
 
 Distribution = Literal["normal", "truncated normal", "uniform"]
 DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)
-
-
-@dataclass(frozen=True)
-class _Truncated:
-    """A unit normal cut at `cut` standard deviations, where torch and TensorFlow cut theirs."""
-
-    cut: float = 2.0
-
-    @property
-    def mass(self) -> float:
-        """What the parent has within the cuts."""
-        return math.erf(self.cut / math.sqrt(2))
-
-    @property
-    def std(self) -> float:
-        density_at_cut = math.exp(-(self.cut**2) / 2) / math.sqrt(2 * math.pi)
-        return math.sqrt(1 - 2 * self.cut * density_at_cut / self.mass)
-
-
-TRUNCATED = _Truncated()
+_CUT = 2.0  # a truncated normal ends at this many standard deviations of its parent
+_MASS = math.erf(_CUT / math.sqrt(2))  # of the parent within the cuts
+_DENSITY_AT_CUT = math.exp(-(_CUT**2) / 2) / math.sqrt(2 * math.pi)
+# Of a unit normal that is cut there: 0.8796.
+TRUNCATED_STD = math.sqrt(1 - 2 * _CUT * _DENSITY_AT_CUT / _MASS)
 
 
 @torch.no_grad()
@@ -75,9 +60,8 @@ def draw_(
         if distribution == "uniform":
             block = even.mul_(math.sqrt(3) * std)
         else:
-            unit = even.mul_(TRUNCATED.mass).erfinv_().mul_(math.sqrt(2))
-            unit.clamp_(-TRUNCATED.cut, TRUNCATED.cut)
-            block = unit.mul_(std / TRUNCATED.std)
+            unit = even.mul_(_MASS).erfinv_().mul_(math.sqrt(2)).clamp_(-_CUT, _CUT)
+            block = unit.mul_(std / TRUNCATED_STD)
     view.copy_(block)
 
 

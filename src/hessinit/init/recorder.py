@@ -93,7 +93,6 @@ class Recorder(TorchFunctionMode):
         run = functools.partial(func, *args, **(kwargs or {}))
         if self._is_inside_norm:
             return run()
-        run = self._prepare(run)
         meanings = map_leaves(self.meaning, [run.args, run.keywords])
         call = ReplayableCall(func, *meanings)
         first: Any = args[0] if args else None
@@ -110,10 +109,6 @@ class Recorder(TorchFunctionMode):
             result = result.view_as(result)  # returned as it came: a step of its own
         self._assign(result, self._interpret(name, call, result))
         return None if name == "setitem" else result
-
-    def _prepare(self, run: functools.partial[Any]) -> functools.partial[Any]:
-        """The call to be run in the place of this one."""
-        return run
 
     def _assign(self, result: Any, meaning: Any) -> None:
         if isinstance(result, Tensor):
@@ -244,20 +239,18 @@ class RecorderOfZeros(Recorder):
         super().__init__()
         self._widens = widens
 
-    def _prepare(self, run: functools.partial[Any]) -> functools.partial[Any]:
-        name = getattr(run.func, "__name__", "")
-        if name in _READS_A_VALUE:
-            meanings = map(self.meaning, tensors_in(run.args))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _READS_A_VALUE and not self._is_inside_norm:
+            meanings = map(self.meaning, tensors_in(args))
             if any(isinstance(meaning, Signal) for meaning in meanings):
                 raise NeedsSampleError(f"the forward decides by a value, read by {name}")
-        if not self._widens or run.func is not nn.functional.linear:
-            return run
-        inputs, weight, *others = run.args
-        if inputs.shape[-1] == weight.shape[1]:
-            return run
-        widened = inputs.new_zeros(*inputs.shape[:-1], weight.shape[1])
-        self.know(widened, self.meaning(inputs))
-        return functools.partial(run.func, widened, weight, *others)
+        if self._widens and func is nn.functional.linear:
+            inputs, weight, *others = args
+            widened = inputs.new_zeros(*inputs.shape[:-1], weight.shape[1])
+            self.know(widened, self.meaning(inputs))
+            args = (widened, weight, *others)
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def _call_on_all(model: nn.Module, inputs: Any) -> Any:
@@ -294,18 +287,15 @@ def _shapes_taken(module: nn.Module) -> Iterator[tuple[bool, tuple[int, ...]]]:
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         yield from ((True, shape) for shape in ((2, 7), (2, 3), (2, 2), (2,)))
         return
-    weights = [weight for weight in module.parameters(recurse=False) if weight.ndim > 1]
-    sizes = ("in_features", "in_channels", "input_size", "embed_dim", "in1_features")
-    attributes = [getattr(module, name, None) for name in sizes]
-    widths = [width for width in attributes if isinstance(width, int)]
-    widths += [weight.shape[1] for weight in weights]
-    dimensions = [weight.ndim - 2 for weight in weights if weight.ndim > 2]
-    for width, axes in itertools.product(dict.fromkeys(widths), dict.fromkeys(dimensions)):
-        images = [(2, width, *[length] * axes) for length in _LENGTHS]
+    for weight in module.parameters(recurse=False):
+        axes = weight.ndim - 2
+        if axes < 0:
+            continue
+        width = getattr(module, "in_channels", weight.shape[1])
+        images = [(2, width, *[length] * axes) for length in _LENGTHS if axes]
         yield from ((False, shape) for shape in images if math.prod(shape) <= _MOST_NUMBERS)
-    widths += [weight.shape[0] for weight in weights]
-    for width, leading in itertools.product(dict.fromkeys(widths), _LEADING):
-        yield False, (*leading, width)
+        for features in (width, weight.shape[0]):
+            yield from ((False, (*leading, features)) for leading in _LEADING)
 
 
 # --- Calls of the model that leave it as it was
