@@ -120,7 +120,7 @@ def apply_scheme_(
     dry_run: bool = False,
     distributed: str | None = None,
 ) -> SchemePlan:
-    """Draw new weights by a closed form, in place on the same Parameters; returns what each weight got.
+    """Draw new weights by a closed form, in place; returns what each weight got.
 
     By norms: "forward", "backward", "compromise" (the paper's). By units: "lecun" and "glorot"
     (bare), "he" (with the true gain of the activation). Also "orthogonal" and "delta-orthogonal"
@@ -307,7 +307,7 @@ def _gain_used(scheme: str, gains: Pair) -> float:
 def _draft_all(
     targets: Sequence[Target], traced: TracedWeights, scheme: Scheme
 ) -> list[draws.Draft]:
-    """A draft for each target, in execution order; weights that the forward does not use come last."""
+    """A draft for each target, in execution order; weights without a use come last."""
     uses_by_key: dict[str, list[WeightUse]] = {}
     for use in traced.uses:
         uses_by_key.setdefault(use.parameter, []).append(use)

@@ -63,7 +63,7 @@ def _new_use(
 def append_call_with_weight(
     trace: Trace, name: str, call: ReplayableCall, shape: Shape
 ) -> Signal | None:
-    """Append the step of the weight; None where the call does not use but makes one, for example."""
+    """Append the step of the weight; None where the call does not use a weight but makes one."""
     operation = operation_named(name)
     arguments = operation.arguments(call.args, call.kwargs)
     if operation.stores == "factor":
@@ -91,18 +91,18 @@ def append_call_with_weight(
 def _append_product(
     trace: Trace, name: str, arguments: dict[str, Any], shape: Shape
 ) -> Signal | None:
-    left = arguments.get("input", arguments.get("mat1"))
-    right = arguments.get("other", arguments.get("mat2"))
-    weights = [factor for factor in (left, right) if isinstance(factor, Derived)]
-    signals = [factor for factor in (left, right) if isinstance(factor, Signal)]
+    first = arguments.get("input", arguments.get("mat1"))
+    second = arguments.get("other", arguments.get("mat2"))
+    weights = [factor for factor in (first, second) if isinstance(factor, Derived)]
+    signals = [factor for factor in (first, second) if isinstance(factor, Signal)]
     # A buffer times a weight makes a weight, as spectral normalization does, and does not use it.
     if len(weights) != 1 or len(signals) != 1 or weights[0].value.ndim != 2:
         return None
-    is_right = weights[0] is right
-    if not is_right and shape is not None and len(shape) > 1:
+    is_second = weights[0] is second
+    if not is_second and shape is not None and len(shape) > 1:
         # The output's channels are not in its last dimension, where blocks are looked for.
         shape = None
-    use = _new_use("dense", outputs_last=is_right)
+    use = _new_use("dense", outputs_last=is_second)
     return append_weight(trace, name, weights[0], use, signals, shape)
 
 
@@ -203,10 +203,9 @@ COMPOSITES: dict[str, Callable[[Trace, str, ReplayableCall], Any]] = {
 
 def step_of(name: str, call: ReplayableCall) -> Step:
     """The step of a call that gets a signal, and no weight to map it with."""
-    if name in ("max", "min"):
-        operands = (*call.args[1:2], *call.kwargs.values())
-        if any(isinstance(operand, (Signal, Tensor)) for operand in operands):
-            name = f"{name}imum"  # of two tensors, not over a dimension
+    operands = (*call.args[1:2], *call.kwargs.values())
+    if name in ("max", "min") and any(map(_is_tensor, operands)):
+        name = f"{name}imum"  # of two tensors, not over a dimension
     operation = operation_named(name)
     sources = call.sources
     kind = operation.role
@@ -218,13 +217,15 @@ def step_of(name: str, call: ReplayableCall) -> Step:
         return _elementwise(name, call)
     if kind in ("rearrange", "norm", "pool", "split"):
         # The further signals are indices, masks, statistics or gains.
-        casts = operation.casts and not operation.to_integers
-        passes = casts or name in ("masked_fill", "sort")
+        passes = operation.casts or name in ("masked_fill", "sort")
         return Step(name, kind, sources[:1], call=None if passes else call)
-    constants = any(isinstance(leaf, Tensor) for leaf in leaves_of(call.args))
-    if kind == "mix" and len(sources) == 1 and constants:
+    if kind == "mix" and len(sources) == 1 and any(map(_is_tensor, call.constants)):
         kind = "unknown"  # a constant matrix, as of a graph: it may add up any number of entries
     return Step(name, kind, sources, call=call)
+
+
+def _is_tensor(operand: Any) -> bool:
+    return isinstance(operand, (Signal, Tensor))
 
 
 def _dropout(name: str, call: ReplayableCall) -> Step:
@@ -241,25 +242,14 @@ def _dropout(name: str, call: ReplayableCall) -> Step:
 
 
 def _elementwise(name: str, call: ReplayableCall) -> Step:
-    operation = operation_named(name)
+    """A function of the signals, if every constant in it acts like one number."""
     sources = call.sources
-    learned = [parameter.value for parameter in call.parameters]
-    operands = [*learned, *(leaf for leaf in call.leaves if isinstance(leaf, Tensor))]
+    operands = [*(parameter.value for parameter in call.parameters), *call.constants]
     numbers = {id(operand): _one_number(operand, name) for operand in operands}
     arrays = [operand for operand in operands if numbers[id(operand)] is None]
-    if operation.adds and len(sources) == 1:
-        if learned and all(map(_is_vector, operands)):
-            return Step("bias", "rearrange", sources)
-        if arrays or learned:
-            return Step(name, "sum", sources)
-    if name in ("mul", "div") and len(sources) == 1 and learned:
-        # A learnable scale, as of a LayerScale or a branch that starts at 0, is not for a weight to
-        # undo.
-        return Step("scale", "rearrange", sources)
-    if any(map(_is_mask, operands if operation.scales else arrays)):
-        return Step("mask", "rearrange", sources[:1])
-    if arrays:
-        return Step(name, "unknown", sources)
+    step = _with_constants(name, call, operands, arrays)
+    if step is not None:
+        return step
 
     def number(leaf: Any) -> Any:
         value = leaf.value if isinstance(leaf, Derived) else leaf
@@ -270,6 +260,28 @@ def _elementwise(name: str, call: ReplayableCall) -> Step:
         args = args[:3]
         kwargs = {key: bound for key, bound in kwargs.items() if key in ("lower", "upper")}
     return Step(name, "elementwise", sources, call=ReplayableCall(call.function, args, kwargs))
+
+
+def _with_constants(
+    name: str, call: ReplayableCall, operands: list[Tensor], arrays: list[Tensor]
+) -> Step | None:
+    """A bias, a sum with a constant, a scale or a mask; None for a function of the signals alone.
+
+    The `operands` are constants and parameters, `arrays` those that are more than one number.
+    """
+    operation = operation_named(name)
+    sources = call.sources
+    is_learned = bool(call.parameters)
+    if operation.adds and len(sources) == 1 and (arrays or is_learned):
+        is_bias = is_learned and all(map(_is_vector, operands))
+        return Step("bias", "rearrange", sources) if is_bias else Step(name, "sum", sources)
+    if name in ("mul", "div") and len(sources) == 1 and is_learned:
+        # A learnable scale, as of a LayerScale or a branch that starts at 0, is not for a weight to
+        # undo.
+        return Step("scale", "rearrange", sources)
+    if any(map(_is_mask, operands if operation.scales else arrays)):
+        return Step("mask", "rearrange", sources[:1])
+    return Step(name, "unknown", sources) if arrays else None
 
 
 def derive(name: str, parameters: list[Derived], result: Any) -> Derived:

@@ -60,7 +60,7 @@ def _prepend(step: Step, outcomes: Outcomes) -> tuple[Outcomes, float]:
 
 
 def is_homogeneous(function: Function, factor: float = 2.0) -> bool:
-    """Whether `f(c·z) = c·f(z)` for c > 0, as for ReLU: such a function has one gain for all sizes."""
+    """Whether f(c·z) = c·f(z) for c > 0, as for ReLU: such a function has one gain at all sizes."""
     points = torch.linspace(-8, 8, 65, dtype=torch.float64, device="cpu")
     try:
         with torch.no_grad():
@@ -224,7 +224,7 @@ class Downstream:
                 self.consumers.setdefault(source, []).append(step)
 
     def path(self, step: Step, kinds: tuple[str, ...]) -> tuple[list[Step], Step | None, str]:
-        """The steps after `step` while a single consumer of these kinds, or a rearrangement, follows.
+        """The steps after `step` while one consumer of these kinds, or a rearrangement, follows.
 
         And the step that ends them, None where the result goes to several or leaves; and the name
         of the end.
@@ -312,11 +312,11 @@ class Downstream:
         return [f"step {step.index}" if step.use is None else step.use.parameter for step in steps]
 
     def output_blocks(self, step: Step, use: WeightUse) -> tuple[int, ...]:
-        """The sizes of the output blocks, in the order of their first channels; () for a whole output.
+        """The sizes of the output blocks, in the order of their first channels.
 
-        Channel numbers are sent through the rearranging steps that follow, in place of the output:
-        where they arrive in disjoint sets that together are all channels, these sets are the
-        blocks.
+        Empty where the output is one block. Channel numbers are sent through the rearranging
+        steps that follow, in place of the output: where they arrive in disjoint sets that together
+        are all channels, these sets are the blocks.
         """
         kinds = {consumer.kind for consumer in self.consumers.get(step.index, [])}
         weights = ("dense", "convolution", "transposed convolution")

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,7 @@ from hessinit.problem.problem import Forward
 from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import PlannedWeight
 
-Distribution = Literal["normal", "truncated normal", "uniform"]
-DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)
+DISTRIBUTIONS = ("normal", "truncated normal", "uniform")
 _CUT = 2.0  # a truncated normal ends at this many standard deviations of its parent
 _MASS = math.erf(_CUT / math.sqrt(2))  # of the parent within the cuts
 _DENSITY_AT_CUT = math.exp(-(_CUT**2) / 2) / math.sqrt(2 * math.pi)
@@ -39,10 +38,7 @@ TRUNCATED_STD = math.sqrt(1 - 2 * _CUT * _DENSITY_AT_CUT / _MASS)
 
 @torch.no_grad()
 def draw_(
-    view: Tensor,
-    std: float,
-    distribution: Distribution = "normal",
-    generator: torch.Generator | None = None,
+    view: Tensor, std: float, distribution: str = "normal", generator: torch.Generator | None = None
 ) -> None:
     """Fill `view` with independent numbers of mean 0 and standard deviation `std`.
 
@@ -67,7 +63,7 @@ def draw_(
 
 @torch.no_grad()
 def draw_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | None = None) -> None:
-    """Fill `view` (out, in, *kernel) with `gain` times a random semi-orthogonal matrix (out, in·kernel).
+    """Fill `view` (out, in, *kernel) with `gain` times a random semi-orthogonal matrix.
 
     Its rows are orthonormal, or its columns where it has more rows than columns, and it is uniform
     among such matrices (Haar). Costs a QR decomposition in fp64.
@@ -88,10 +84,11 @@ def draw_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | Non
 def draw_delta_orthogonal_(
     view: Tensor, gain: float, generator: torch.Generator | None = None
 ) -> None:
-    """Fill the middle of `view` (out, in, *kernel) with `gain` times an orthogonal matrix, the rest with 0.
+    """Fill the middle of `view` (out, in, *kernel) with an orthogonal matrix, the rest with 0.
 
-    The convolution then keeps norms, up to its borders, where it has no fewer outputs than inputs
-    (Xiao et al. 2018). Without a kernel, the same as `draw_orthogonal_`.
+    The matrix is multiplied by `gain`. The convolution then keeps norms, up to its borders,
+    where it has no fewer outputs than inputs (Xiao et al. 2018). Without a kernel, the same as
+    `draw_orthogonal_`.
     """
     middle = view.detach().zero_()
     for length in view.shape[2:]:
@@ -106,7 +103,7 @@ def _device(generator: torch.Generator | None) -> torch.device:
 
 @dataclass(frozen=True)
 class Draft:
-    """A weight with its plan, and the use that decides about it; None for a weight that stays unchanged.
+    """A weight with its plan, and the use that decides it; None for a weight that stays.
 
     `gain` is the factor on an orthogonal matrix, or, for LSUV, the std that its output shall have;
     `factor` is the dropout's factor on top of a measured size.
@@ -169,7 +166,7 @@ def _draw(
     for number, groups in enumerate(block_views(draft.use, value)):
         for block in groups:
             if distribution is not None:
-                draw_(block, draft.planned.std[number], distribution, generator)  # type: ignore[arg-type]
+                draw_(block, draft.planned.std[number], distribution, generator)
             elif scheme == "delta-orthogonal":
                 draw_delta_orthogonal_(block, draft.gain, generator)
             else:
@@ -226,7 +223,7 @@ _LSUV = _Tolerances()
 
 
 class UnitVariance(TorchFunctionMode):
-    """Scales each of `weights`, in place, where a layer first uses it, until its output has its std.
+    """Scales each weight in place, where a layer first uses it, until its output has its std.
 
     `factors` are what each weight was multiplied by, `shrunk` the parts of them that are due to a
     later use, which would have exploded; `zero` are weights whose output was 0, `failed` those that
@@ -263,7 +260,7 @@ class UnitVariance(TorchFunctionMode):
         self.factors[name] *= factor
 
     def _shrink_(self, name: str, result: Tensor, again: Callable[[], Tensor]) -> Tensor:
-        """A tied weight must suit the use that would explode first, as an output layer beside a table."""
+        """A tied weight must suit the use that would explode first, as in an output layer."""
         deviation = _deviation(result)
         factor = self._stds[name] / deviation if deviation > 0 else 1.0
         if not factor < _LSUV.exploding or name in self.failed:
@@ -282,8 +279,9 @@ class UnitVariance(TorchFunctionMode):
             deviation = _deviation(result)
             if not 0 < deviation < math.inf:
                 raise ProblemError(
-                    f"the output of {layer_name(name)} on this sample has standard deviation {deviation:g}, "
-                    "so no scale makes it 1. Pass a finite sample of several examples that differ."
+                    f"the output of {layer_name(name)} on this sample has standard deviation "
+                    f"{deviation:g}, so no scale makes it 1. Pass a finite sample of several examples "
+                    "that differ."
                 )
             if abs(deviation / std - 1) < _LSUV.close:
                 return result

@@ -1,4 +1,4 @@
-"""The gain of an activation, 1/√E f(z)² for z ~ N(0, 1): by quadrature, for any elementwise function."""
+"""The gain of an activation, 1/√E f(z)² for z ~ N(0, 1), by quadrature."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Activation = Function | nn.Module | type[nn.Module] | str
 
 _CPU = torch.device("cpu")
 _NAMES = (
-    "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu linear logsigmoid mish relu "
-    "relu6 rrelu selu sigmoid silu softplus softshrink softsign tanh tanhshrink"
+    "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu linear logsigmoid mish "
+    "relu relu6 rrelu selu sigmoid silu softplus softshrink softsign tanh tanhshrink"
 )
 _SYNONYMS = {"swish": "silu", "leakyrelu": "leaky_relu"}
 
@@ -50,8 +50,8 @@ def gain(activation: Activation, *, backward: bool = False) -> float:
     mean_square = moment(activation, slope=backward)
     if mean_square == 0:
         raise ProblemError(
-            f"{_name_of(activation)} has no gain: {_SYMBOLS[backward]} is 0 for z ~ N(0, 1), and no "
-            "weight makes up for it. Pass an activation that lets something through."
+            f"{_name_of(activation)} has no gain: {_SYMBOLS[backward]} is 0 for z ~ N(0, 1), and "
+            "no weight makes up for it. Pass an activation that lets something through."
         )
     return 1 / math.sqrt(mean_square)
 
@@ -60,7 +60,7 @@ _SYMBOLS = {False: "E f(z)²", True: "E f'(z)²"}
 
 
 def moment(activation: Activation, *, slope: bool = False) -> float:
-    """E f(z)² or, with `slope`, E f'(z)² for z ~ N(0, 1): the factor on the mean square of a signal.
+    """E f(z)² or, with `slope`, E f'(z)², for z ~ N(0, 1): the factor on a signal's mean square.
 
     Refuses what is random or not elementwise. A module is copied; it and the generators stay as
     they were.
@@ -88,7 +88,7 @@ def moment(activation: Activation, *, slope: bool = False) -> float:
 
 
 def _moment_of_prelu(module: nn.PReLU) -> float:
-    """In closed form, because several slopes belong to the channels of its input: the mean over them.
+    """In closed form: the mean over the channels of its input, which have slopes of their own.
 
     The same for values and slopes, as it is linear on either side of 0.
     """
@@ -117,12 +117,13 @@ def _resolve(activation: Activation) -> Function | nn.Module:
                 return activation().eval()
             except TypeError as error:
                 raise ProblemError(
-                    f"{activation.__name__} cannot be built without arguments ({error}). Pass an instance."
+                    f"{activation.__name__} cannot be built without arguments ({error}). Pass an "
+                    "instance."
                 ) from error
     if isinstance(activation, type) or not callable(activation):
         raise ProblemError(
-            f"activation={activation!r} is no activation; pass a module, a function of tensors, or a name "
-            "such as 'relu'."
+            f"activation={activation!r} is no activation; pass a module, a function of tensors, or "
+            "a name such as 'relu'."
         )
     return activation
 
@@ -153,7 +154,7 @@ def _name_of(activation: object) -> str:
 
 
 def _evaluation(function: Function | nn.Module, name: str) -> Function:
-    """`function` as it is called on a vector; refuses a result that is not a tensor of its shape."""
+    """`function` of a vector; refuses a result that is not a real tensor of the same shape."""
     calls: list[Callable[[Tensor], Any]] = []
 
     def evaluate(z: Tensor) -> Tensor:
@@ -163,8 +164,8 @@ def _evaluation(function: Function | nn.Module, name: str) -> Function:
             result = calls[0](z.clone())  # it may write in place
         except Exception as error:
             raise ProblemError(
-                f"{name} could not be evaluated on an fp64 vector ({type(error).__name__}: {error}). A gain "
-                "belongs to a function of one number; pass that function alone."
+                f"{name} could not be evaluated on an fp64 vector ({type(error).__name__}: "
+                f"{error}). A gain belongs to a function of one number; pass that function alone."
             ) from error
         if not isinstance(result, Tensor) or result.shape != z.shape or result.is_complex():
             raise _not_elementwise(name, "it does not give one real number for each that it gets")
@@ -174,7 +175,7 @@ def _evaluation(function: Function | nn.Module, name: str) -> Function:
 
 
 def _forward_of_copy(module: Function | nn.Module) -> Callable[[Tensor], Any]:
-    """The forward of a copy in fp64, without the hooks, which may hold anything; or the function."""
+    """The function, or the forward of a copy in fp64, without hooks, which may hold anything."""
     if not isinstance(module, nn.Module):
         return module
     attributes = [attribute for part in module.modules() for attribute in vars(part).items()]
@@ -193,8 +194,8 @@ def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
 
     if not same(evaluate(z), value):
         raise ProblemError(
-            f"{name} is random: two calls differ, so no single gain describes it. Call .eval() on it, or "
-            "pass the activation without its noise."
+            f"{name} is random: two calls differ, so no single gain describes it. Call .eval() on "
+            "it, or pass the activation without its noise."
         )
     # Shuffled, and some left out, the smallest and the largest among them: whatever looks at
     # neighbours, positions, sums or extremes gives something else.
@@ -205,8 +206,8 @@ def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
 
 def _not_elementwise(name: str, reason: str) -> ProblemError:
     return ProblemError(
-        f"{name} is not elementwise: {reason}. A gain belongs to a function of one number; pass the "
-        "elementwise function alone, and treat the rest as a layer."
+        f"{name} is not elementwise: {reason}. A gain belongs to a function of one number; pass "
+        "the elementwise function alone, and treat the rest as a layer."
     )
 
 

@@ -137,7 +137,7 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 def preactivation_stds(uses: Sequence[WeightUse]) -> dict[str, float]:
-    """By parameter, the standard deviation of a weight's output where 1 is not good for a deep chain."""
+    """The standard deviation of each weight's output where 1 does not suit a deep chain."""
     by_step = {use.step: use for use in uses}
     chains: dict[int, list[WeightUse]] = {}  # by the step of the use at its end
     for use in uses:
@@ -158,7 +158,7 @@ def preactivation_stds(uses: Sequence[WeightUse]) -> dict[str, float]:
 
 
 def _best_std(functions: Mapping[Function, int]) -> float:
-    """1, or the nearest size at which neither examples diverge nor gradients explode over the chain."""
+    """The size nearest to 1 at which neither examples diverge nor gradients explode."""
 
     def total(log: Callable[[Function, float], float], std: float) -> float:
         return sum(count * log(function, std) for function, count in functions.items() if count)

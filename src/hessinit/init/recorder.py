@@ -57,6 +57,9 @@ class Recorder(TorchFunctionMode):
         meaning = self._meanings[id(leaf)][0]
         return leaf if meaning is None else meaning
 
+    def _is_signal(self, leaf: Any) -> bool:
+        return not self._is_inside_norm and isinstance(self.meaning(leaf), Signal)
+
     def finish(self, output: Any) -> Trace:
         """The trace of a forward that returned `output`."""
         meanings = [self.meaning(tensor) for tensor in tensors_in(output)]
@@ -148,7 +151,7 @@ class Recorder(TorchFunctionMode):
         return self.trace.append(replace(step_of(name, call), shape=shape))
 
     def _with_input_as_signal(self, call: ReplayableCall) -> ReplayableCall:
-        """What a layer is called on is a signal, even if it is learned, as the queries of a Perceiver."""
+        """The input of a layer is a signal, even a learned one, as the queries of a Perceiver."""
         if len(call.parameters) < 2 or not isinstance(call.args[0], Derived):
             return call
         learned = call.args[0]
@@ -205,7 +208,7 @@ def _record(model: nn.Module, inputs: Any, forward: Forward | None, recorder: Re
         for tensor in tensors_in(inputs):
             step = Step("input", "input", shape=tuple(tensor.shape))
             recorder.know(tensor, recorder.trace.append(step))
-        output = run(model, inputs, forward, {**parameters, **buffers}, recorder)
+        output = run(model, inputs, forward, parameters | buffers, recorder)
     return recorder.finish(output)
 
 
@@ -229,7 +232,7 @@ _READS_A_VALUE = {
 
 
 class RecorderOfZeros(Recorder):
-    """Records a forward on zeros: it must not read a value of a signal, as it does to decide by one.
+    """Records a forward on zeros, which must not decide by the value of a signal.
 
     With `widens`, a dense layer gets as many features as it takes: how many there are behind a
     convolution depends on the size of the images, and says nothing of the weights.
@@ -241,15 +244,12 @@ class RecorderOfZeros(Recorder):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _READS_A_VALUE and not self._is_inside_norm:
-            meanings = map(self.meaning, tensors_in(args))
-            if any(isinstance(meaning, Signal) for meaning in meanings):
-                raise NeedsSampleError(f"the forward decides by a value, read by {name}")
-        if self._widens and func is nn.functional.linear:
-            inputs, weight, *others = args
-            widened = inputs.new_zeros(*inputs.shape[:-1], weight.shape[1])
-            self.know(widened, self.meaning(inputs))
-            args = (widened, weight, *others)
+        if name in _READS_A_VALUE and any(map(self._is_signal, args)):
+            raise NeedsSampleError(f"the forward decides by a value, read by {name}")
+        if self._widens and func is nn.functional.linear and self._is_signal(args[0]):
+            widened = args[0].new_zeros(*args[0].shape[:-1], args[1].shape[1])
+            self.know(widened, self.meaning(args[0]))
+            args = (widened, *args[1:])
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -277,7 +277,7 @@ def _made_up_inputs(model: nn.Module) -> Iterator[Tensor]:
 # Two examples, as BatchNorm needs them; alone, in sequences, in sequences of sequences; one, for a
 # model of a fixed number. Primes, so that a reshape that fits is meant.
 _LEADING = ((2,), (2, 7), (2, 5, 7), (1,))
-# Of images and signals: the first that the kernels and the tables of positions take.
+# Of images and signals, usual ones first, as kernels and tables of positions take only some.
 _LENGTHS = (8, 16, 28, 32, 64, 96, 128, 224, 256, *range(2, 8), *range(9, 16), *range(17, 28))
 _MOST_NUMBERS = 2**20
 
@@ -315,7 +315,7 @@ def _first_real(model: nn.Module) -> nn.Parameter:
 
 @contextlib.contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Inside, the model may draw, write attributes, count steps and differentiate; all is restored."""
+    """Inside, the model may draw, write attributes and differentiate; all is restored."""
     with (
         untouched_random_state(_first_real(model).device),
         UserState(model).with_stand_ins(),
@@ -344,7 +344,7 @@ def run(
     tensors: Mapping[str, Tensor],
     mode: contextlib.AbstractContextManager[Any],
 ) -> Any:
-    """The model's output under `mode`, with `tensors` in the place of its parameters and buffers."""
+    """The model's output under `mode`, with `tensors` in place of its parameters and buffers."""
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     replacing = {f"model.{name}": tensor for name, tensor in {**parameters, **tensors}.items()}
     try:
@@ -369,7 +369,7 @@ def run(
 
 
 class _Called(nn.Module):
-    """Lets `functional_call` exchange the weights while the user's `forward(model, inputs)` runs."""
+    """Lets `functional_call` exchange the weights while `forward(model, inputs)` runs."""
 
     def __init__(self, model: nn.Module, call: Callable[[nn.Module, Any], Any] | None) -> None:
         super().__init__()

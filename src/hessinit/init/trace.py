@@ -1,4 +1,4 @@
-"""The trace of one forward pass: its steps in execution order, simplified to functions of one signal."""
+"""The trace of one forward: its steps in execution order, simplified to functions of one signal."""
 
 from __future__ import annotations
 
@@ -57,6 +57,10 @@ class ReplayableCall:
     @property
     def parameters(self) -> list[Derived]:
         return [leaf for leaf in self.leaves if isinstance(leaf, Derived)]
+
+    @property
+    def constants(self) -> list[Tensor]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
 
     @property
     def sources(self) -> tuple[int, ...]:
@@ -194,10 +198,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """All steps; those whose results the model returns (`outputs`), and what these depend on (`live`).
+    """All steps of a forward.
 
-    `other_uses` says how a parameter is used that is not the weight of a step; `draws` whether the
-    forward calls a generator of random numbers itself.
+    The model returns the results of `outputs`, which depend on the steps `live`. `other_uses` says
+    how a parameter is used that is not the weight of a step; `draws` whether the forward calls a
+    generator of random numbers itself.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -292,11 +297,11 @@ def _common_root(trace: Trace, step: Step) -> tuple[int | None, list[Step]]:
 
 
 def keeps_elements(trace: Trace, step: Step) -> bool:
-    """Whether a step returns its input, each element in its place: a cast, a view in the same shape."""
+    """Whether each element of the input stays in its place: a cast, a view in the same shape."""
     if step.kind != "rearrange":
         return False
     operation = operation_named(step.name)
-    if step.name in _UNCHANGED or (operation.casts and not operation.to_integers):
+    if step.name in _UNCHANGED or operation.casts:
         return True
     same_shape = step.shape is not None and step.shape == trace[step.sources[0]].shape
     return operation.views and same_shape

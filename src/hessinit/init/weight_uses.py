@@ -33,7 +33,7 @@ _OTHER_USES = {
 
 @dataclass(frozen=True)
 class TracedWeights:
-    """The uses in execution order; `unmet` says why a weight has none; `notes` what is not understood."""
+    """The uses in execution order; why a weight has none (`unmet`); what is not understood."""
 
     uses: tuple[WeightUse, ...]
     unmet: Mapping[str, str] = field(default_factory=dict)
@@ -161,6 +161,6 @@ def block_views(use: WeightUse, weight: Tensor) -> list[list[Tensor]]:
 
 
 def widths_change(uses: Sequence[WeightUse]) -> bool:
-    """Whether a layer that feeds another has more than twice, or less than half, as many outputs."""
+    """Whether outputs of a layer that feeds another are over twice, or under half, its inputs."""
     fans = [fans_of(use)[0] for use in uses if use.kind != "embedding"]
     return any(not 0.5 <= layer.outputs / layer.inputs <= 2 for layer in fans[:-1])

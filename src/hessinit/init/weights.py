@@ -86,7 +86,7 @@ class Target:
         return self.protected if inverted else "its parametrization has no right_inverse"
 
     def snapshot(self) -> Callable[[], None]:
-        """Copy all that `write_` may change, a parametrization's buffers too; returns the way back."""
+        """Copy all that `write_` may change, also a parametrization's buffers; returns the undo."""
         stored = [(parameter, parameter.detach().clone()) for parameter in self.stored]
         buffers = [
             (step._buffers, name, buffer, buffer.clone())
@@ -172,7 +172,7 @@ def reason_to_keep(model: nn.Module) -> str:
 def snapshot(
     targets: Sequence[Target], parameters: Iterable[nn.Parameter] = ()
 ) -> Callable[[], None]:
-    """Copy the weights, their biases and further `parameters`; returns what puts them back exactly."""
+    """Copy the weights, their biases and further `parameters`; returns what puts them back."""
     restores = [target.snapshot() for target in targets]
     biases = [bias for target in targets for bias in target.biases().values()]
     copies = {id(tensor): (tensor, tensor.detach().clone()) for tensor in (*biases, *parameters)}

@@ -14,8 +14,8 @@ Consumers = dict[Node, list[Node]]
 
 
 def nodes_behind(top: Node | None, stop: Node | None = None) -> Iterator[Node]:
-    """Every node behind `top`, itself included, in no particular order; not what is behind `stop`."""
-    seen = {top}
+    """Every node behind `top`, itself included, in no particular order; none behind `stop`."""
+    reached = {top}
     waiting = [top]
     while waiting:
         node = waiting.pop()
@@ -25,8 +25,8 @@ def nodes_behind(top: Node | None, stop: Node | None = None) -> Iterator[Node]:
         if node is stop:
             continue
         for source, _ in node.next_functions:
-            if source not in seen:
-                seen.add(source)
+            if source not in reached:
+                reached.add(source)
                 waiting.append(source)
 
 
@@ -77,13 +77,8 @@ def custom_functions(output: Tensor, stop: Tensor | None = None) -> list[str]:
     """The names of the user's own `torch.autograd.Function`s between `stop` and `output`."""
     nodes = nodes_behind(output.grad_fn, None if stop is None else stop.grad_fn)
     classes = [getattr(node, "_forward_cls", None) for node in nodes]
-    return sorted(
-        {
-            function.__name__
-            for function in classes
-            if function is not None and not function.__module__.startswith("hessinit.")
-        }
-    )
+    functions = [function for function in classes if function is not None]
+    return sorted({f.__name__ for f in functions if not f.__module__.startswith("hessinit.")})
 
 
 def activation_kind(node: Node) -> str | None:

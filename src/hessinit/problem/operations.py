@@ -38,8 +38,7 @@ class Operation:
     """What a function of torch does to a signal: its role, and traits that readers ask for."""
 
     role: Role = "unknown"
-    casts: bool = False  # to another precision or device, or to nothing else at all
-    to_integers: bool = False  # a cast that drops the digits
+    casts: bool = False  # to another precision or device, which changes no value
     keeps_order: bool = False  # its node passes on the same numbers in the same order
     views: bool = False  # gives the same numbers in a shape that an argument says
     transposes: bool = False
@@ -80,22 +79,18 @@ _CELL = "input hx w_ih w_hh"
 _ROWS: tuple[tuple[Operation, str], ...] = (
     (
         Operation("query"),
-        (
-            "shape size dim ndim ndimension numel nelement zeros_like ones_like empty_like full_like "
-            "new_zeros new_ones new_empty new_full new_tensor"
-        ),
+        """shape size dim ndim ndimension numel nelement zeros_like ones_like empty_like
+        full_like new_zeros new_ones new_empty new_full new_tensor""",
     ),
     (Operation("query", draws=True), "rand_like randn_like"),
     (Operation(draws=True), "bernoulli rand randn uniform normal exponential"),
     (
         Operation("rearrange", casts=True),
-        (
-            "to float half double bfloat16 type type_as cuda cpu detach data requires_grad nan_to_num "
-            "real checkpoint"
-        ),
+        """to float half double bfloat16 type type_as cuda cpu detach data requires_grad
+        nan_to_num real checkpoint""",
     ),
     (Operation("rearrange", casts=True, keeps_order=True), "clone contiguous"),
-    (Operation("rearrange", casts=True, to_integers=True), "int long bool"),
+    (Operation("rearrange"), "int long bool"),
     (
         Operation("rearrange", transposes=True),
         "transpose permute swapaxes swapdims movedim moveaxis t T mT H mH adjoint",
@@ -109,11 +104,9 @@ _ROWS: tuple[tuple[Operation, str], ...] = (
     (Operation("rearrange", slices=True), "getitem narrow select"),
     (
         Operation("rearrange"),
-        (
-            "flatten unflatten ravel repeat repeat_interleave tile roll flip index_select gather "
-            "take_along_dim masked_fill masked_select pad pixel_shuffle pixel_unshuffle "
-            "channel_shuffle unfold fold tril triu diagonal take sort"
-        ),
+        """flatten unflatten ravel repeat repeat_interleave tile roll flip index_select gather
+        take_along_dim masked_fill masked_select pad pixel_shuffle pixel_unshuffle
+        channel_shuffle unfold fold tril triu diagonal take sort""",
     ),
     (Operation("split", slices=True), "chunk split tensor_split unbind"),
     (Operation("pool", reduces=True), "mean std var amax amin max min median"),
@@ -137,21 +130,17 @@ _ROWS: tuple[tuple[Operation, str], ...] = (
     (Operation("elementwise", by_channel=True, is_activation=True), "prelu"),
     (
         Operation("elementwise", is_activation=True),
-        (
-            "celu elu erf gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish "
-            "relu rrelu sigmoid silu sin softplus softshrink tanh threshold"
-        ),
+        """celu elu erf gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish
+        relu rrelu sigmoid silu sin softplus softshrink tanh threshold""",
     ),
     (
         Operation("elementwise"),
-        (
-            "relu6 selu softsign tanhshrink log_sigmoid cos tan asin acos atan sinh cosh asinh acosh "
-            "atanh arctan arcsinh arctanh sinc exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square "
-            "pow rpow float_power abs absolute sign sgn erfc erfinv reciprocal clamp clamp_min "
-            "clamp_max clip maximum minimum where gt ge lt le eq ne greater less logical_and "
-            "logical_or logical_not heaviside floor ceil round trunc frac expit logit fmax fmin hypot "
-            "floor_divide remainder positive xlogy logaddexp addcmul addcdiv"
-        ),
+        """relu6 selu softsign tanhshrink log_sigmoid cos tan asin acos atan sinh cosh asinh
+        acosh atanh arctan arcsinh arctanh sinc exp exp2 expm1 log log2 log10 log1p sqrt rsqrt
+        square pow rpow float_power abs absolute sign sgn erfc erfinv reciprocal clamp
+        clamp_min clamp_max clip maximum minimum where gt ge lt le eq ne greater less
+        logical_and logical_or logical_not heaviside floor ceil round trunc frac expit logit
+        fmax fmin hypot floor_divide remainder positive xlogy logaddexp addcmul addcdiv""",
     ),
     (
         Operation("normalizing"),
