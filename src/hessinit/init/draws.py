@@ -280,8 +280,8 @@ class UnitVariance(TorchFunctionMode):
             if not 0 < deviation < math.inf:
                 raise ProblemError(
                     f"the output of {layer_name(name)} on this sample has standard deviation "
-                    f"{deviation:g}, so no scale makes it 1. Pass a finite sample of several examples "
-                    "that differ."
+                    f"{deviation:g}, so no scale makes it 1. Pass a finite sample of several "
+                    "examples that differ."
                 )
             if abs(deviation / std - 1) < _LSUV.close:
                 return result

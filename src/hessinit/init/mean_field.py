@@ -39,14 +39,13 @@ Function = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class _Limits:
-    """Where a correction begins, and what it leaves; chosen with benchmarks/deep_schemes.py and
-    benchmarks/deep_chains.py.
+    """Where a correction begins, and what it leaves.
 
-    Below `noteworthy` growth at the end of a chain of layers the textbook's formula is kept as it
+    Chosen with benchmarks/deep_schemes.py and benchmarks/deep_chains.py. Below `noteworthy` growth at the end of a chain of layers the textbook's formula is kept as it
     is. `growth` is that of the square of the gradient over a chain. `divergence` is the power to
     which a chain raises the ratio of two examples' mean squares: where it is larger with
     pre-activations of size 1, they are enlarged until it is `small_divergence`. Sizes from
-    `smallest` to `largest` are tried.
+    `smallest` to `largest` are tried. `step` is that of difference quotients.
     """
 
     noteworthy: float = 1.1
@@ -55,10 +54,10 @@ class _Limits:
     small_divergence: float = 1.25
     smallest: float = 0.25
     largest: float = 16.0
+    step: float = 1e-3
 
 
 LIMITS = _Limits()
-_STEP = 1e-3  # of the difference quotients
 
 
 class _State(NamedTuple):
@@ -113,14 +112,14 @@ def _moments(
     """
     width = math.sqrt(math.log1p(spread))
     sizes = np.exp(width * _NODES - width**2 / 2)
-    sizes = np.concatenate([sizes, [1 - _STEP, 1 + _STEP]])
+    sizes = np.concatenate([sizes, [1 - LIMITS.step, 1 + LIMITS.step]])
     with torch.no_grad():
         values = function(torch.from_numpy(np.sqrt(sizes)[:, None] * _POINTS)).double().numpy()
     squares = values**2 @ _DENSITY
     fourths = values**4 @ _DENSITY
     slope = 1.0
     if squares[-2] > 0:
-        slope = (math.log(squares[-1]) - math.log(squares[-2])) / (2 * _STEP)
+        slope = (math.log(squares[-1]) - math.log(squares[-2])) / (2 * LIMITS.step)
     squares = squares[:-2]
     fourths = fourths[:-2]
     square = float(_WEIGHTS @ (squares**2 * (1 - 1 / units) + fourths / (keep * units)))
@@ -129,9 +128,8 @@ def _moments(
 
 # A rough quadrature is enough: a correction of some per cent need not be right to many digits.
 _POINTS, _legendre = np.polynomial.legendre.leggauss(400)
-_REACH = 12
-_POINTS *= _REACH
-_DENSITY = _REACH * _legendre * np.exp(-(_POINTS**2) / 2) / math.sqrt(2 * math.pi)
+_POINTS *= 12
+_DENSITY = 12 * _legendre * np.exp(-(_POINTS**2) / 2) / math.sqrt(2 * math.pi)
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(31)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
@@ -196,9 +194,9 @@ def _log_chi(function: Function, std: float) -> float:
 
 def _log_divergence(function: Function, std: float) -> float:
     """log of d log g / d log s² at that size; 0 where it is not defined."""
-    low = moment_of(((1.0, function),), std * (1 - _STEP))
-    high = moment_of(((1.0, function),), std * (1 + _STEP))
-    power = math.log(high / low) / (4 * _STEP) if _are_finite(low, high) else 1.0
+    low = moment_of(((1.0, function),), std * (1 - LIMITS.step))
+    high = moment_of(((1.0, function),), std * (1 + LIMITS.step))
+    power = math.log(high / low) / (4 * LIMITS.step) if _are_finite(low, high) else 1.0
     return math.log(power) if power > 0 else 0.0
 
 

@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -269,33 +269,45 @@ def _made_up_inputs(model: nn.Module) -> Iterator[Tensor]:
     """Zeros in the shapes that the layers of the model take, the first layer's first."""
     like = _first_real(model)
     shapes = dict.fromkeys(itertools.chain.from_iterable(map(_shapes_taken, model.modules())))
-    for is_token, shape in shapes:
+    for is_token, shape in itertools.islice(shapes, _ZEROS.inputs):
         dtype = torch.long if is_token else like.dtype
         yield torch.zeros(shape, dtype=dtype, device=like.device)
 
 
-# Two examples, as BatchNorm needs them; alone, in sequences, in sequences of sequences; one, for a
-# model of a fixed number. Primes, so that a reshape that fits is meant.
-_LEADING = ((2,), (2, 7), (2, 5, 7), (1,))
-# Of images and signals, usual ones first, as kernels and tables of positions take only some.
-_LENGTHS = (8, 16, 28, 32, 64, 96, 128, 224, 256, *range(2, 8), *range(9, 16), *range(17, 28))
-_MOST_NUMBERS = 2**20
+@dataclass(frozen=True)
+class _Zeros:
+    """The shapes that are tried, usual ones first.
+
+    Two examples, as BatchNorm needs them: `alone`, in sequences, in sequences of sequences; or one,
+    for a model of a fixed number. Primes, so that a reshape that fits is meant. `lengths` of images
+    and signals, as kernels and tables of positions take only some. At most `numbers` in an input,
+    and so many `inputs` that a refusal takes seconds.
+    """
+
+    alone: tuple[tuple[int, ...], ...] = ((2,), (2, 7), (2, 5, 7), (1,))
+    tokens: tuple[tuple[int, ...], ...] = ((2, 7), (2, 3), (2, 2), (2,))
+    lengths: tuple[int, ...] = (8, 16, 28, 32, 64, 96, 128, 224, 256, *range(2, 28))
+    numbers: int = 2**20
+    inputs: int = 100
+
+
+_ZEROS = _Zeros()
 
 
 def _shapes_taken(module: nn.Module) -> Iterator[tuple[bool, tuple[int, ...]]]:
     """Whether the module takes tokens, and a shape that it may take; usual shapes first."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-        yield from ((True, shape) for shape in ((2, 7), (2, 3), (2, 2), (2,)))
+        yield from ((True, shape) for shape in _ZEROS.tokens)
         return
     for weight in module.parameters(recurse=False):
         axes = weight.ndim - 2
         if axes < 0:
             continue
         width = getattr(module, "in_channels", weight.shape[1])
-        images = [(2, width, *[length] * axes) for length in _LENGTHS if axes]
-        yield from ((False, shape) for shape in images if math.prod(shape) <= _MOST_NUMBERS)
+        images = [(2, width, *[length] * axes) for length in _ZEROS.lengths if axes]
+        yield from ((False, shape) for shape in images if math.prod(shape) <= _ZEROS.numbers)
         for features in (width, weight.shape[0]):
-            yield from ((False, (*leading, features)) for leading in _LEADING)
+            yield from ((False, (*leading, features)) for leading in _ZEROS.alone)
 
 
 # --- Calls of the model that leave it as it was
