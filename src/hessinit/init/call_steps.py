@@ -16,7 +16,6 @@ from torch import Tensor
 
 from hessinit.init.trace import (
     Derived,
-    Kind,
     ReplayableCall,
     Shape,
     Signal,
@@ -54,12 +53,6 @@ def append_weight(
     return trace.append(Step(name, "weight", sources, use=use, shape=shape))
 
 
-def _new_use(
-    kind: Kind, *, blocks: tuple[int, ...] = (), inside: str = "", outputs_last: bool = False
-) -> WeightUse:
-    return WeightUse("", kind, (), blocks=blocks, inside=inside, outputs_last=outputs_last)
-
-
 def append_call_with_weight(
     trace: Trace, name: str, call: ReplayableCall, shape: Shape
 ) -> Signal | None:
@@ -74,7 +67,7 @@ def append_call_with_weight(
     weight = arguments["weight"]
     if not isinstance(weight, Derived) or isinstance(data[0], Derived):
         return None
-    use = _new_use(operation.stores)  # type: ignore[arg-type]
+    use = WeightUse(kind=operation.stores)  # type: ignore[arg-type]
     if "convolution" in operation.stores:
         dimensions = int(name.rstrip("d")[-1])
         stride = arguments.get("stride", 1)
@@ -102,7 +95,7 @@ def _append_product(
     if not is_second and shape is not None and len(shape) > 1:
         # The output's channels are not in its last dimension, where blocks are looked for.
         shape = None
-    use = _new_use("dense", outputs_last=is_second)
+    use = WeightUse(outputs_last=is_second)
     return append_weight(trace, name, weights[0], use, signals, shape)
 
 
@@ -113,7 +106,7 @@ def _append_attention(trace: Trace, name: str, call: ReplayableCall) -> tuple[Si
         parameter = arguments.get(bias)
         if isinstance(parameter, Derived):
             trace.note_other_use([parameter.name], f"added as a {role} by {name}")
-    use = _new_use("dense", inside=name)
+    use = WeightUse(inside=name)
     if arguments.get("use_separate_proj_weight"):
         weights = [arguments[f"{part}_proj_weight"] for part in "qkv"]
         projected = [
@@ -139,7 +132,7 @@ def _append_recurrent_layer(
 
     def weigh(weight: Derived, source: Signal, gates: int) -> Signal:
         blocks = (weight.value.shape[0] // gates,) * gates if gates > 1 else ()
-        use = _new_use("dense", blocks=blocks, inside=kind)
+        use = WeightUse(blocks=blocks, inside=kind)
         return append_weight(trace, kind, weight, use, [source])
 
     def activate(signal: Signal) -> Signal:

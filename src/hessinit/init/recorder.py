@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -179,36 +179,55 @@ def record_forward(model: nn.Module, sample: Any, forward: Forward | None) -> Tr
     Without a sample it runs on zeros of a shape that the model takes; a forward that reads values
     of its input is refused then.
     """
+    copies = _Copies.of(model)
     if sample is not None:
-        return _record(model, prepare_sample(model, sample), forward, Recorder())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for widens in (False, True):
-            for inputs in _made_up_inputs(model):
-                try:
-                    return _record(model, inputs, _call_on_all, RecorderOfZeros(widens))
-                except NeedsSampleError:
-                    raise
-                except Exception:  # not the input of this model: the next one may be
-                    continue
+        return _record(model, copies, prepare_sample(model, sample), forward, Recorder())
+    inputs_left = list(_made_up_inputs(model))
+    for widens in (False, True):
+        too_narrow = []
+        for inputs in inputs_left:
+            recorder = RecorderOfZeros(widens)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    return _record(model, copies, inputs, _call_on_all, recorder)
+            except NeedsSampleError:
+                raise
+            except Exception:  # not the input of this model: the next one may be
+                if recorder.met_other_width:
+                    too_narrow.append(inputs)
+        inputs_left = too_narrow
     raise NeedsSampleError("no zeros were found that it takes")
 
 
-def _record(model: nn.Module, inputs: Any, forward: Forward | None, recorder: Recorder) -> Trace:
-    parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+class _Copies(NamedTuple):
+    """Stand-ins that a forward may write into."""
+
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> _Copies:
+        parameters = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+        return cls(parameters, buffers)
+
+
+def _record(
+    model: nn.Module, copies: _Copies, inputs: Any, forward: Forward | None, recorder: Recorder
+) -> Trace:
     # A closure holds the model's own parameters, which no copy replaces.
-    for name, parameter in [*parameters.items(), *model.named_parameters()]:
+    for name, parameter in [*copies.parameters.items(), *model.named_parameters()]:
         recorder.know(parameter, Derived(frozenset({name}), parameter))
     with preserved(model), recorder.norms_as_one_step(model):
         attributes = [value for part in model.modules() for value in vars(part).values()]
-        for constant in [*buffers.values(), *attributes]:
+        for constant in [*copies.buffers.values(), *attributes]:
             if isinstance(constant, Tensor):
                 recorder.know(constant, None)
         for tensor in tensors_in(inputs):
             step = Step("input", "input", shape=tuple(tensor.shape))
             recorder.know(tensor, recorder.trace.append(step))
-        output = run(model, inputs, forward, parameters | buffers, recorder)
+        output = run(model, inputs, forward, copies.parameters | copies.buffers, recorder)
     return recorder.finish(output)
 
 
@@ -241,15 +260,19 @@ class RecorderOfZeros(Recorder):
     def __init__(self, widens: bool) -> None:
         super().__init__()
         self._widens = widens
+        self.met_other_width = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in _READS_A_VALUE and any(map(self._is_signal, args)):
             raise NeedsSampleError(f"the forward decides by a value, read by {name}")
-        if self._widens and func is nn.functional.linear and self._is_signal(args[0]):
-            widened = args[0].new_zeros(*args[0].shape[:-1], args[1].shape[1])
-            self.know(widened, self.meaning(args[0]))
-            args = (widened, *args[1:])
+        if func is nn.functional.linear and self._is_signal(args[0]):
+            *leading, width = args[0].shape
+            self.met_other_width |= width != args[1].shape[1]
+            if self._widens:
+                widened = args[0].new_zeros(*leading, args[1].shape[1])
+                self.know(widened, self.meaning(args[0]))
+                args = (widened, *args[1:])
         return super().__torch_function__(func, types, args, kwargs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -50,7 +51,7 @@ class ReplayableCall:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def leaves(self) -> list[Any]:
         return leaves_of([self.args, dict(self.kwargs)])
 
@@ -153,9 +154,9 @@ class WeightUse:
     `step` is the index in the trace.
     """
 
-    parameter: str
-    kind: Kind
-    shape: tuple[int, ...]
+    parameter: str = ""
+    kind: Kind = "dense"
+    shape: tuple[int, ...] = ()
     order: int = 0
     blocks: tuple[int, ...] = ()
     outputs_last: bool = False
