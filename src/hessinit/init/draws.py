@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hessinit.errors import ProblemError, choose
-from hessinit.init.recorder import prepare_sample, preserved, run
+from hessinit.init.model_call import prepare_sample, preserved, run
 from hessinit.init.trace import WeightUse
 from hessinit.init.weight_uses import block_views
 from hessinit.init.weights import Target
