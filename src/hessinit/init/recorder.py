@@ -9,9 +9,9 @@ import itertools
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -176,55 +176,34 @@ def record_forward(model: nn.Module, sample: Any, forward: Forward | None) -> Tr
     Without a sample it runs on zeros of a shape that the model takes; a forward that reads values
     of its input is refused then.
     """
-    copies = _Copies.of(model)
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    copies = {name: tensor.detach().clone() for name, tensor in tensors}
     if sample is not None:
         return _record(model, copies, prepare_sample(model, sample), forward, Recorder())
-    inputs_left = list(_made_up_inputs(model))
-    for widens in (False, True):
-        too_narrow = []
-        for inputs in inputs_left:
-            recorder = RecorderOfZeros(widens)
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    return _record(model, copies, inputs, _call_on_all, recorder)
-            except NeedsSampleError:
-                raise
-            except Exception:  # not the input of this model: the next one may be
-                if recorder.met_other_width:
-                    too_narrow.append(inputs)
-        inputs_left = too_narrow
-    raise NeedsSampleError("no zeros were found that it takes")
-
-
-class _Copies(NamedTuple):
-    """Stand-ins that a forward may write into."""
-
-    parameters: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, model: nn.Module) -> _Copies:
-        parameters = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-        return cls(parameters, buffers)
+    return _record_on_zeros(model, copies)
 
 
 def _record(
-    model: nn.Module, copies: _Copies, inputs: Any, forward: Forward | None, recorder: Recorder
+    model: nn.Module,
+    copies: Mapping[str, Tensor],
+    inputs: Any,
+    forward: Forward | None,
+    recorder: Recorder,
 ) -> Trace:
     # A closure holds the model's own parameters, which no copy replaces.
-    for name, parameter in [*copies.parameters.items(), *model.named_parameters()]:
-        recorder.know(parameter, Derived(frozenset({name}), parameter))
+    for name, parameter in model.named_parameters():
+        for tensor in (copies[name], parameter):
+            recorder.know(tensor, Derived(frozenset({name}), tensor))
     with preserved(model), recorder.norms_as_one_step(model):
+        buffers = [copies[name] for name, _ in model.named_buffers()]
         attributes = [value for part in model.modules() for value in vars(part).values()]
-        for constant in [*copies.buffers.values(), *attributes]:
+        for constant in [*buffers, *attributes]:
             if isinstance(constant, Tensor):
                 recorder.know(constant, None)
         for tensor in tensors_in(inputs):
             step = Step("input", "input", shape=tuple(tensor.shape))
             recorder.know(tensor, recorder.trace.append(step))
-        output = run(model, inputs, forward, copies.parameters | copies.buffers, recorder)
+        output = run(model, inputs, forward, copies, recorder)
     return recorder.finish(output)
 
 
@@ -273,6 +252,30 @@ class RecorderOfZeros(Recorder):
         return super().__torch_function__(func, types, args, kwargs)
 
 
+def _record_on_zeros(model: nn.Module, copies: Mapping[str, Tensor]) -> Trace:
+    """The trace on the first zeros that the model takes, in the shapes that its layers take."""
+    like = first_real_parameter(model)
+    taken = itertools.chain.from_iterable(map(_shapes_taken, model.modules()))
+    shapes = [*itertools.islice(dict.fromkeys(taken), _ZEROS.inputs)]
+    for widens in (False, True):
+        too_narrow = []
+        for is_token, shape in shapes:
+            dtype = torch.long if is_token else like.dtype
+            inputs = torch.zeros(shape, dtype=dtype, device=like.device)
+            recorder = RecorderOfZeros(widens)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    return _record(model, copies, inputs, _call_on_all, recorder)
+            except NeedsSampleError:
+                raise
+            except Exception:  # not the input of this model: the next one may be
+                if recorder.met_other_width:
+                    too_narrow.append((is_token, shape))
+        shapes = too_narrow
+    raise NeedsSampleError("no zeros were found that it takes")
+
+
 def _call_on_all(model: nn.Module, inputs: Any) -> Any:
     """The model's output with `inputs` for every argument that has no default."""
     parameters = [*inspect.signature(type(model).forward).parameters.values()][1:]
@@ -283,15 +286,6 @@ def _call_on_all(model: nn.Module, inputs: Any) -> Any:
         and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
     return model(*[inputs] * max(1, len(required)))
-
-
-def _made_up_inputs(model: nn.Module) -> Iterator[Tensor]:
-    """Zeros in the shapes that the layers of the model take, the first layer's first."""
-    like = first_real_parameter(model)
-    shapes = dict.fromkeys(itertools.chain.from_iterable(map(_shapes_taken, model.modules())))
-    for is_token, shape in itertools.islice(shapes, _ZEROS.inputs):
-        dtype = torch.long if is_token else like.dtype
-        yield torch.zeros(shape, dtype=dtype, device=like.device)
 
 
 @dataclass(frozen=True)
