@@ -331,8 +331,8 @@ def _draft_all(
             correction = corrections.get(use.order, 1.0)
             branch = divisor if use.closes_residual else 1.0
             use = _as_stored(use, target)
-            asked = gains.get(target.key)
-            candidates.append(_draft(target, use, scheme, asked, correction, branch))
+            user_gain = gains.get(target.key)
+            candidates.append(_draft(target, use, scheme, user_gain, correction, branch))
         # A weight with several uses must suit the one that would explode first.
         drafts.append(min(candidates, key=lambda draft: max(draft.planned.std, default=draft.gain)))
     orders = {key: uses[0].order for key, uses in uses_by_key.items()}
@@ -377,13 +377,13 @@ def _keeps(target: Target, use: WeightUse, scheme: Scheme) -> Pair:
     return upstream, downstream
 
 
-def _gains(target: Target, use: WeightUse, scheme: Scheme, asked: float | None) -> Pair:
+def _gains(target: Target, use: WeightUse, scheme: Scheme, user_gain: float | None) -> Pair:
     """The gains of the activations upstream and downstream, as far as the scheme uses them."""
     upstream = downstream = 1.0
     if scheme.reads_upstream and scheme.name in USES_GAIN:
-        upstream = _gain(target.name, use.upstream, "before") if asked is None else asked
+        upstream = _gain(target.name, use.upstream, "before") if user_gain is None else user_gain
     if scheme.reads_downstream:
-        downstream = _gain(target.name, use.downstream, "after") if asked is None else asked
+        downstream = _gain(target.name, use.downstream, "after") if user_gain is None else user_gain
     return upstream, downstream
 
 
@@ -391,16 +391,16 @@ def _draft(
     target: Target,
     use: WeightUse,
     scheme: Scheme,
-    asked: float | None,
+    user_gain: float | None,
     correction: float,
     branch: float,
 ) -> draws.Draft:
-    """The plan for one use of a weight; `asked` is the gain that the user gave for the layer."""
+    """The plan for one use of a weight; `user_gain` replaces the gain of its activation."""
     name = scheme.name
     fans = fans_of(use)
     keeps = _keeps(target, use, scheme)
-    plain = gains = _gains(target, use, scheme, asked)
-    if asked is None:
+    plain = gains = _gains(target, use, scheme, user_gain)
+    if user_gain is None:
         gains = (plain[0] * correction, plain[1])
     std: tuple[float, ...] = ()
     # Where a dropout is active, the data of "lsuv" show what it does.
@@ -413,7 +413,7 @@ def _draft(
     correction = _gain_used(name, gains) / plain_gain
     size = _gain_used(name, gains) / branch * factor
     if name == "lsuv":  # drawn first, then measured
-        plain_gain = plain_gain if asked is None else asked
+        plain_gain = plain_gain if user_gain is None else user_gain
         size = plain_gain / branch
     if use.kind == "embedding" and name in ("orthogonal", "delta-orthogonal"):
         # Entries as large as those of a normal table: a lookup sums nothing.

@@ -41,11 +41,12 @@ Function = Callable[[Tensor], Tensor]
 class _Limits:
     """Where a correction begins, and what it leaves.
 
-    Chosen with benchmarks/deep_schemes.py and benchmarks/deep_chains.py. Below `noteworthy` growth at the end of a chain of layers the textbook's formula is kept as it
-    is. `growth` is that of the square of the gradient over a chain. `divergence` is the power to
-    which a chain raises the ratio of two examples' mean squares: where it is larger with
-    pre-activations of size 1, they are enlarged until it is `small_divergence`. Sizes from
-    `smallest` to `largest` are tried. `step` is that of difference quotients.
+    Chosen with benchmarks/deep_schemes.py and benchmarks/deep_chains.py. Below `noteworthy` growth
+    at the end of a chain of layers the textbook's formula is kept as it is. `growth` is that of the
+    square of the gradient over a chain. `divergence` is the power to which a chain raises the ratio
+    of two examples' mean squares: where it is larger with pre-activations of size 1, they are
+    enlarged until it is `small_divergence`. Sizes from `smallest` to `largest` are tried. `step` is
+    that of difference quotients.
     """
 
     noteworthy: float = 1.1
