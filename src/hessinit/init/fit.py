@@ -14,9 +14,11 @@ from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
 from hessinit.errors import DerivativeError, ProblemError
 from hessinit.init import apply_scheme, defaults, mean_field, scales, search, symmetric_fit, weights
 from hessinit.init.defaults import NOT_SCALED, SYMMETRIES, Config, Goal, NetworkTraits
+from hessinit.init.draws import DrawingJob
 from hessinit.init.scales import ProblemFactory, ScaledModel
 from hessinit.init.trace import WeightUse, parametrized_name
-from hessinit.init.weights import Target, TracedWeights
+from hessinit.init.weight_uses import TracedWeights, find_weight_uses
+from hessinit.init.weights import Target
 from hessinit.problem.functional import ProblemOptions
 from hessinit.problem.validate import layer_name
 from hessinit.results.curvature_report import CurvatureReport
@@ -54,7 +56,7 @@ def fit_(
     notes = [*found_old]
     sizes = _root_mean_squares(targets)
     try:
-        traced = weights.find_weight_uses(factory.model, factory.sample, factory.options["forward"])
+        traced = find_weight_uses(factory.model, factory.sample, factory.options["forward"])
     except ProblemError as failure:
         if config.scheme != "keep":
             raise
@@ -288,18 +290,16 @@ def _draw_scheme_(
             for key, std in mean_field.preactivation_stds(uses).items()
             if key in names
         }
-    plan = apply_scheme.write_scheme_(
-        factory.model,
+    scheme = apply_scheme.Scheme(
         config.scheme_name,
-        weights.find_targets(factory.model, factory.options["layers"]),
-        traced,
-        factory.sample,
-        factory.options["forward"],
         gains=gains,
         residual=residual,
         biases="keep" if config.biases == "keep" else "zero",
-        generator=torch.Generator().manual_seed(factory.options["seed"]),
     )
+    generator = torch.Generator().manual_seed(factory.options["seed"])
+    job = DrawingJob(factory.model, factory.sample, factory.options["forward"], generator)
+    every_target = weights.find_targets(factory.model, factory.options["layers"])
+    plan = apply_scheme.write_scheme_(job, scheme, every_target, traced)
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 
 

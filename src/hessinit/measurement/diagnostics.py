@@ -20,21 +20,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hessinit.curvature.evaluation import Evaluation, unused_leaves
-from hessinit.curvature.layer_uses import Node
-from hessinit.measurement.jacobians import REARRANGING, Consumers, activation_kind, consumers_of
 from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.graph import (
+    Consumers,
+    Node,
+    activation_kind,
+    consumers_of,
+    keeps_all_numbers,
+    leaf_of,
+)
+from hessinit.problem.operations import operation_of
 from hessinit.results.curvature_report import Diagnostics
 
 Spot = tuple[Node, int]  # a node and which of its outputs
-
-NORMALIZING = {
-    "CudnnBatchNormBackward0",
-    "MiopenBatchNormBackward0",
-    "NativeBatchNormBackward0",
-    "NativeGroupNormBackward0",
-    "NativeLayerNormBackward0",
-}
 
 # An entry is saturated when the activation's slope there is below this share of its largest slope.
 SATURATED_BELOW = 0.05
@@ -329,7 +328,7 @@ class _Recorder(TorchDispatchMode):
         self._seen.add(spot)
         carried: set[str] = set()
         for source in node.next_functions:
-            name = self._names.get(id(getattr(source[0], "variable", None)))
+            name = self._names.get(id(leaf_of(source[0])))
             carried |= {name} if name else self._carriers.get(source, set())
         if carried and tensor.layout is torch.strided:
             if tensor not in self._data:
@@ -340,7 +339,7 @@ class _Recorder(TorchDispatchMode):
             self._open.add(spot)
             self._values[spot] = tensor.detach().clone()  # it may be overwritten later
         if any(source in self._open for source in node.next_functions):
-            passed = kind in REARRANGING or kind in NORMALIZING
+            passed = keeps_all_numbers(node) or operation_of(node).role == "norm"
             passed = passed or (kind == "AddBackward0" and self._data.get(tensor, False))
             if passed:
                 self._open.add(spot)
@@ -372,7 +371,7 @@ class _Recorder(TorchDispatchMode):
                 activation = at[0] if at[0].next_functions[0][0] is came[0] else None
                 break
             kind = type(at[0]).__name__
-            if kind in NORMALIZING:
+            if operation_of(at[0]).role == "norm":
                 normalized = at
             if kind == "AddBackward0" and normalized is None:
                 own = at

@@ -551,14 +551,13 @@ class _Work:
         return [*found, Candidate(YOURS, lr, lambda: None, handicap)]
 
     def _draw_(self, scheme: str) -> None:
-        apply_scheme.apply_scheme_(
+        apply_scheme.draw_scheme_(
             self.factory.model,
-            scheme,
-            sample=self.factory.sample,
-            forward=self.factory.options["forward"],
-            layers=self.factory.options["layers"],
-            distributed="each",
-            generator=torch.Generator().manual_seed(self.factory.options["seed"]),
+            apply_scheme.Scheme(scheme),
+            self.factory.sample,
+            self.factory.options["forward"],
+            self.factory.options["layers"],
+            torch.Generator().manual_seed(self.factory.options["seed"]),
         )
 
 
