@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hessinit.measurement.measure import hessian as hessian
     from hessinit.measurement.measure import jacobian as jacobian
     from hessinit.measurement.measure import measure as measure
-    from hessinit.measurement.quadratic_form import quadratic_form as quadratic_form
     from hessinit.results.advice import LearningRateAdvice as LearningRateAdvice
     from hessinit.results.comparison import Comparison as Comparison
     from hessinit.results.comparison import Run as Run
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from hessinit.results.initialization import Initialization as Initialization
     from hessinit.results.initialization import PlannedWeight as PlannedWeight
     from hessinit.results.initialization import SchemePlan as SchemePlan
-    from hessinit.results.quadratic_forms import QuadraticForm as QuadraticForm
-    from hessinit.results.quadratic_forms import QuadraticForms as QuadraticForms
     from hessinit.results.result import load as load
     from hessinit.results.track_record import TrackedPoint as TrackedPoint
     from hessinit.results.track_record import Tracking as Tracking
@@ -51,8 +48,10 @@ if TYPE_CHECKING:
     from hessinit.training.compare import compare as compare
     from hessinit.training.compare import sweep as sweep
     from hessinit.training.initialize import initialize_ as initialize_
+    from hessinit.training.job_folder import JobFolder as JobFolder
     from hessinit.training.track import Tracker as Tracker
     from hessinit.training.track import track as track
+    from hessinit.training.workers import Job as Job
 
 
 def _homes() -> dict[str, str]:
