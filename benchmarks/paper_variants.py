@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from hessinit.measurement.measure import measure
-from hessinit.measurement.quadratic_form import quadratic_form
-from hessinit.paper.datasets import ImageSet, load_images
-from hessinit.paper.networks import dense, glorot_, lenet, normal_
-from hessinit.paper.reference import printed
-from hessinit.paper.tables_2_3 import APPROXIMATION, EXACT, divide, share_within
 from hessinit.training.data import derive, generator, reproducible
+from hessinit_paper.images import ImageSet, load_images
+from hessinit_paper.networks import dense, glorot_, lenet, normal_
+from hessinit_paper.reference import printed
+from hessinit_paper.tables_2_3 import APPROXIMATION, EXACT, divide, share_within
+from hessinit_paper.theorem_1 import quadratic_form
 
 FIRST_SEED = 1_000_000
 LOSS = nn.CrossEntropyLoss()

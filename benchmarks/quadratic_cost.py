@@ -20,9 +20,9 @@ from record import processor_name  # noqa: E402
 from torch import nn  # noqa: E402
 
 from hessinit.curvature.evaluation import evaluate  # noqa: E402
-from hessinit.measurement.quadratic_form import SharedPass, draw_random, quadratic_form  # noqa: E402
 from hessinit.problem.functional import FunctionalProblem  # noqa: E402
 from hessinit.problem.problem import Problem  # noqa: E402
+from hessinit_paper.theorem_1 import SharedPass, draw_random, quadratic_form  # noqa: E402
 
 WIDTHS = (784, 512, 256, 128, 64, 10)
 SEED = 0

@@ -40,6 +40,7 @@ from hessinit.present.words import (
     title,
     write_pairs,
 )
+from hessinit.results.curvature_report import Spread
 from hessinit.results.result import ByName, NamedLayer, Result, write_text
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "Result",
     "Section",
     "Series",
+    "Spread",
     "Table",
     "call_layer",
     "count",

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hessinit import Job, JobFolder, ProblemError
+from hessinit import ProblemError
+from hessinit.jobs import Job, JobFolder
 from hessinit.reporting import write_page
 from hessinit_paper.checks import check_choice, check_count
 from hessinit_paper.images import load_images
@@ -62,7 +63,7 @@ class PaperSetting:
 
 @dataclass(frozen=True)
 class Variant:
-    """A choice of what the paper leaves unsaid, in words, and the network as a record describes it."""
+    """A choice of what the paper leaves unsaid, in words, and the network as recorded."""
 
     about: str
     network: Mapping[str, Plain] = field(default_factory=dict)
@@ -89,7 +90,7 @@ class Experiment(ABC):
         return next(iter(self.variants))
 
     def prepare(self, setting: PaperSetting) -> str:
-        """Read the data, so that a fault in them is reported before any work; return their source."""
+        """Read the data, so that a fault in them is found before any work; return their source."""
         return load_images(setting.data, setting.data_dir).source
 
     @abstractmethod
@@ -123,7 +124,7 @@ def reproduce(
     executor: Executor | None = None,
     progress: bool = True,
 ) -> tuple[Reproduction, ...]:
-    """Run experiments of the paper by name ("table-4", …, or "all"), and compare with what it prints.
+    """Run experiments of the paper by name ("table-4", …, or "all") beside its printed numbers.
 
     `data` is "paper" for all images and text that an experiment has, the name of one data set, or
     "digits" for the embedded images ("all" then leaves out word2vec, which needs a text). Files are
@@ -284,8 +285,9 @@ def _write(reproduction: Reproduction, root: Path) -> None:
     suffix = reproduction.name.removeprefix(reproduction.experiment)
     for figure in reproduction.findings.figures:
         path = root / f"{figure.name}{suffix}.png"  # such as figure-1-mnist.png
+        drawn: Any = reproduction.plot(figure.name).figure
         unfinished = path.with_suffix(".png.tmp")
-        reproduction.plot(figure.name).figure.savefig(unfinished, format="png", dpi=200)
+        drawn.savefig(unfinished, format="png", dpi=200)
         unfinished.replace(path)
     write_page(Reproduction.describe_several(load_records(root)), root / "reproduce.html")
 

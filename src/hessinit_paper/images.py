@@ -24,7 +24,7 @@ LABELS = "train-labels-idx1-ubyte"
 
 
 class PublishedSet(NamedTuple):
-    """Training files by name: md5 (unpacked), bytes of the header, shape of the uint8 values after it.
+    """Training files by name: md5 (unpacked), bytes of the header, shape of the uint8 values.
 
     `downloads` are the packed files below `url` by name, with their md5.
     """
@@ -79,7 +79,7 @@ PUBLISHED = {
 
 
 class ImageSet:
-    """A training set as tensors; pixels stay uint8, so that every worker can hold CIFAR-10 (0.15 GB).
+    """A training set as tensors; pixels stay uint8, so that every worker can hold CIFAR-10.
 
     `white` is the value of a white pixel. `source` names the files with their md5, for the record.
     """
@@ -93,7 +93,7 @@ class ImageSet:
         self.shape: tuple[int, int, int] = (pixels.shape[1], pixels.shape[2], pixels.shape[3])
 
     def batch(self, index: Tensor, flat: bool) -> tuple[Tensor, Tensor]:
-        """Return float32 pixels in [0, 1] and int64 labels of those images; `flat`: a row for each."""
+        """Return float32 pixels in [0, 1] and int64 labels; with `flat`, one row for each image."""
         pixels = self.pixels[index].float().div_(self.white)
         return (pixels.flatten(1) if flat else pixels), self.labels[index]
 
@@ -158,9 +158,10 @@ def _read_file(folder: Path, published: PublishedSet, file: str) -> NDArray[np.u
             return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
     wrong = f" ({', '.join(map(str, paths))}: another content)" if paths else ""
     raise ProblemError(
-        f"data_dir={str(folder)!r} does not hold {published.title}'s {file}, gzipped or not, with md5 {md5}"
-        f"{wrong}. Put the published file there ({published.url}{next(iter(published.downloads))}; unpack a "
-        ".tar.gz), leave --data-dir out to download it, or run on --data digits."
+        f"data_dir={str(folder)!r} does not hold {published.title}'s {file}, gzipped or not, with "
+        f"md5 {md5}{wrong}. Put the published file there "
+        f"({published.url}{next(iter(published.downloads))}; unpack a .tar.gz), leave --data-dir "
+        "out to download it, or run on --data digits."
     )
 
 
@@ -184,7 +185,7 @@ def _download(name: str, published: PublishedSet) -> Path:
         except (requests.RequestException, ValueError, OSError) as error:
             # pooch raises ValueError where the checksum differs.
             raise ProblemError(
-                f"{published.url}{file} could not be downloaded to {folder} ({error}). Try again with a "
-                "connection, pass --data-dir FOLDER, or run on the embedded --data digits."
+                f"{published.url}{file} could not be downloaded to {folder} ({error}). Try again "
+                "with a connection, pass --data-dir FOLDER, or run on the embedded --data digits."
             ) from error
     return folder

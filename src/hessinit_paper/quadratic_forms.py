@@ -10,7 +10,6 @@ from typing import ClassVar
 from hessinit import reporting
 from hessinit.reporting import ByName, NamedLayer, Result
 from hessinit_paper.checks import check_choice
-from hessinit_paper.reference import mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class QuadraticForm(NamedLayer):
 
     @property
     def rayleigh(self) -> tuple[float, ...]:
-        """`gᵀHg / ‖g‖²`, which lies between the layer's lowest and highest eigenvalue; nan for `g = 0`."""
+        """`gᵀHg / ‖g‖²`, between the layer's extreme eigenvalues; nan for `g = 0`."""
         pairs = zip(self.exact, self.length, strict=True)
         return tuple(exact / length / length if length else math.nan for exact, length in pairs)
 
@@ -107,8 +106,8 @@ class QuadraticForms(ByName[QuadraticForm], Result):
             f"loss {reporting.format_number(self.loss)}."
         )
         table = reporting.Table(verdict[0], _columns(self))
-        notes = reporting.note_paragraphs(self.notes)
-        blocks = [table, reporting.Paragraph(cost, "small"), *notes]
+        blocks: list[reporting.Block] = [table, reporting.Paragraph(cost, "small")]
+        blocks += reporting.note_paragraphs(self.notes)
         return reporting.Document(
             title=reporting.title("Quadratic forms", self.versions),
             verdict=verdict,
@@ -129,11 +128,12 @@ TOLERANCES = (0.5, 1.0, 1.5)  # the columns of the paper's Table 2
 def _explain(forms: QuadraticForms) -> str:
     plural = "" if forms.draws == 1 else "s"
     text = (
-        f"gᵀHg in each layer along {forms.draws} {forms.directions} direction{plural} g: exact, and "
-        "by Theorem 1 (vᵀH_z v, v the first-order change of the output along g)"
+        f"gᵀHg in each layer along {forms.draws} {forms.directions} direction{plural} g: exact, "
+        "and by Theorem 1 (vᵀH_z v, v the first-order change of the output along g)"
     )
     if forms.draws > 1:
-        text += "; mean ± standard error. ≤0.5: the fraction of directions with at most that relative error"
+        text += "; mean ± standard error. ≤0.5: the fraction of directions with at most that "
+        text += "relative error"
     return f"{text}."
 
 
@@ -154,11 +154,11 @@ def _columns(forms: QuadraticForms) -> list[reporting.Column]:
 
 def _write_mean(values: Sequence[float]) -> str:
     """Return the mean, with its standard error where there is one."""
-    measured = mean(values)
-    text = reporting.format_number(measured.ours)
-    if measured.error is None:
-        return text
-    return f"{text} ± {reporting.format_number(measured.error, 2)}"
+    spread = reporting.Spread(tuple(values))
+    mean = reporting.format_number(spread.mean)
+    if math.isnan(spread.standard_error):
+        return mean
+    return f"{mean} ± {reporting.format_number(spread.standard_error, 2)}"
 
 
 def _conclude(forms: QuadraticForms) -> str:

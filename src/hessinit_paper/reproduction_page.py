@@ -199,7 +199,9 @@ def _pieces(
 def _column(table: PaperTable, name: str) -> reporting.Column:
     cells = [table.cell(row, name) for row in table.rows]
     marks = ["no" if cell and cell.within is False else "" for cell in cells]
-    return reporting.Column(name, [_write_cell(cell) if cell else "" for cell in cells], 8, marks=marks)
+    return reporting.Column(
+        name, [_write_cell(cell) if cell else "" for cell in cells], 8, marks=marks
+    )
 
 
 def _claims(table: PaperTable) -> str:

@@ -1,4 +1,4 @@
-"""Random streams of an experiment, one for each purpose, and the settings that make its numbers repeatable."""
+"""Random streams of an experiment, and the settings under which its numbers come again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def derive(seed: int, purpose: str) -> int:
-    """Return the seed for one purpose: with one seed for all, weights and batches would be dependent.
+    """Return the seed for one purpose: with one for all, weights and batches would depend.
 
     >>> derive(0, "weights") == derive(0, "weights"), derive(0, "weights") == derive(0, "batches")
     (True, False)
@@ -26,7 +26,7 @@ def generator(seed: int, purpose: str) -> torch.Generator:
 
 @contextlib.contextmanager
 def reproducible() -> Iterator[None]:
-    """Run on one thread, with torch's defaults of a new process, and restore the caller's at the end.
+    """Run on one thread with torch's defaults of a new process; restore the caller's at the end.
 
     On several threads sums would have another order, and other last digits.
     """

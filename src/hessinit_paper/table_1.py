@@ -17,7 +17,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from hessinit import Job, ProblemError
+from hessinit import ProblemError
+from hessinit.jobs import Job
 from hessinit_paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit_paper.images import load_images
 from hessinit_paper.reference import SIGNIFICANT, Measured, make_table, mean, percentage

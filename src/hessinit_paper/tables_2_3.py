@@ -15,7 +15,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from hessinit import Job, Problem
+from hessinit import Problem
+from hessinit.jobs import Job
 from hessinit_paper.experiments import Experiment, PaperSetting, Variant
 from hessinit_paper.images import load_images
 from hessinit_paper.networks import build, glorot_
@@ -143,8 +144,8 @@ class QuadraticFormTable(Experiment):
         if not (title.startswith("tanh") and relative_to == self.relative_to):
             return make_table(title, "Layer", cells)
         note = (
-            "The share of restarts in which the quadratic form by Theorem 1 along a random direction "
-            "is within rtol of the exact one, "
+            "The share of restarts in which the quadratic form by Theorem 1 along a random "
+            "direction is within rtol of the exact one, "
             f"|exact − approximation| / |{relative_to.split()[0]}| ≤ rtol; ± "
             "is the binomial standard error."
         )
@@ -214,8 +215,8 @@ EXPERIMENTS = [
         variants={
             "3x3": Variant(
                 "The network that fits the paper's Table 5, for no sizes are given: 32 and 32 "
-                "kernels of 3×3, each followed by a maximum over 2×2, then 120, 84 and 10 units. It "
-                "and what errors are relative to were chosen with the printed shares in sight.",
+                "kernels of 3×3, each followed by a maximum over 2×2, then 120, 84 and 10 units. "
+                "It and what errors are relative to were chosen with the printed shares in sight.",
                 {"channels": [32, 32], "kernel": 3, "pool": "max", "head": [120, 84]},
             ),
             "lenet-5": Variant(

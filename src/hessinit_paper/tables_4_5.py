@@ -1,4 +1,4 @@
-"""Tables 4 and 5, Figures 1 and 2: two weights from N(0, std²), their initial Hessians, and training.
+"""Tables 4 and 5, Figures 1 and 2: two weights from N(0, std²), their Hessians, and training.
 
 The rows of a seed use the same random numbers, only scaled, and the same mini-batches. The random
 streams are those of the records, so that their numbers come again; `hessinit.sweep` runs the same
@@ -17,7 +17,8 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from hessinit import Job, Problem, initialize_, measure
+from hessinit import initialize_, measure
+from hessinit.jobs import Job
 from hessinit_paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit_paper.images import ImageSet, load_images
 from hessinit_paper.networks import build, default_, glorot_
@@ -84,8 +85,8 @@ class TrainedNetwork(Variant):
             default_(model, derive(seed, "default weights"))
             index = images.draw(PROTOCOL.batch, generator(seed, "start batch"))
             batch = images.batch(index, self.flat)
-            problem = Problem(model, self.loss, batch, seed=derive(seed, "start"))
-            initialize_(problem, lr=PROTOCOL.learning_rate)
+            start = derive(seed, "start")
+            initialize_(model, self.loss, batch, lr=PROTOCOL.learning_rate, seed=start)
             return model
         glorot_(model, generator(seed, "other weights"))
         for name in self.swept:
@@ -128,9 +129,9 @@ def measure_norms(
     (gradient,) = torch.autograd.grad(loss(outputs, batch[1]), outputs)
     if not gradient.any():  # every example is clipped
         return {"approximate": [0.0, 0.0], "exact": [0.0, 0.0], "network": 0.0}
-    problem = Problem(model, loss, (inputs, batch[1]))
-    approximate = measure(problem)
-    exact = measure(replace(problem, layers=layers), curvature="hessian", network=False)
+    batch = (inputs, batch[1])
+    approximate = measure(model, loss, batch)
+    exact = measure(model, loss, batch, curvature="hessian", layers=layers, network=False)
     norms = {
         "approximate": [approximate[name].norm for name in layers],
         "exact": [exact[name].norm for name in layers],
@@ -289,8 +290,8 @@ class StdTable(Experiment):
             "All weights together",
             "Weights std.",
             cells,
-            "Largest eigenvalue of the Gauss-Newton matrix of all weights; descent on that batch is "
-            "stable up to lr · network = 2.",
+            "Largest eigenvalue of the Gauss-Newton matrix of all weights; descent on that batch "
+            "is stable up to lr · network = 2.",
         )
 
     def power_of_std(self, rows: Mapping[str, Values], column: str) -> list[float]:

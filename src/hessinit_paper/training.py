@@ -28,7 +28,7 @@ def train(
         losses.append(value.item())
         if not math.isfinite(losses[-1]):
             break
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         optimizer.step()
     return losses
 

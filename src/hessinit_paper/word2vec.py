@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessinit import Job, Problem, initialize_, measure
+from hessinit import initialize_, measure
+from hessinit.jobs import Job
 from hessinit_paper.corpus import SAMPLING, Corpus, find_text, load_text
 from hessinit_paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit_paper.reference import (
@@ -88,7 +89,7 @@ class SkipGram(nn.Module):
         return total / len(scores)
 
     def initialize_(self, batch: Batch, row: str, learning_rate: float, seed: int) -> str:
-        """Draw both matrices with the std of the row, or let hessinit write them; return its reason."""
+        """Draw both matrices with the std of the row, or by hessinit, whose reason is returned."""
         source = generator(seed, "weights")
         std = 1.0 if row == OURS else float(row)
         with torch.no_grad():
@@ -96,13 +97,19 @@ class SkipGram(nn.Module):
                 weight.normal_(0.0, std, generator=source)
         if row != OURS:
             return ""
-        problem = Problem(self, self.loss, batch, seed=derive(seed, "hessinit"))
-        return initialize_(problem, lr=learning_rate).reason
+        start = derive(seed, "hessinit")
+        return initialize_(self, self.loss, batch, lr=learning_rate, seed=start).reason
 
     def measure(self, batch: Batch, seed: int) -> dict[str, Plain]:
-        """Return the norms on one batch: of each matrix, and of both by Gauss-Newton and exactly."""
-        problem = Problem(self, self.loss, batch, seed=derive(seed, "probes"))
-        report = measure(problem, curvature="both", tolerance=PROTOCOL.tolerance)
+        """Return the norms on one batch: of each matrix, of both by Gauss-Newton, and exactly."""
+        report = measure(
+            self,
+            self.loss,
+            batch,
+            curvature="both",
+            tolerance=PROTOCOL.tolerance,
+            seed=derive(seed, "probes"),
+        )
         network = report.network.approximation
         return {
             "centre": report["centre"].norm,
@@ -284,7 +291,7 @@ class Sweep:
         return rank_correlation(distances, losses, blocks=blocks)
 
     def verdict(self, level: str) -> int:
-        """Return 1 if the claim is supported, −1 if contradicted, by all points and each dimension."""
+        """Return 1 if all points and each dimension support the claim, −1 if they contradict it."""
         pooled = self.correlate("network", level)
         within = [self.correlate("network", level, dimension).rho for dimension in self.dimensions]
         agree = pooled.p < SIGNIFICANT and all(rho * pooled.rho > 0 for rho in within)

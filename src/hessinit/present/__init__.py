@@ -32,11 +32,11 @@ def describe(result: Any) -> Document:
     A result of another package describes itself, by its methods `describe` and `describe_several`.
     """
     if isinstance(result, presenter("document").Document):
-        return result  # type: ignore[no-any-return]
+        return result
     if isinstance(result, list) and result and hasattr(result[0], "describe_several"):
-        return type(result[0]).describe_several(result)  # type: ignore[no-any-return]
+        return type(result[0]).describe_several(result)
     if hasattr(result, "describe"):
-        return result.describe()  # type: ignore[no-any-return]
+        return result.describe()
     name = type(result).__name__
     if name not in DESCRIPTIONS:
         raise TypeError(f"a {name} cannot be described; what can is a {', '.join(DESCRIPTIONS)}.")

@@ -1,4 +1,4 @@
-"""Jobs whose results are kept in a folder, so that the same call continues after an interruption."""
+"""Jobs whose results are kept in a folder: after an interruption the same call continues."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any
 
 from hessinit.problem.validate import check_switches
 from hessinit.results.result import Plain
 from hessinit.training.run_folder import RunFolder, describe_interruption
-from hessinit.training.workers import Job, check_workers, progress_bar, run_jobs
+from hessinit.training.workers import Job as Job
+from hessinit.training.workers import check_workers, progress_bar, run_jobs
 
 
 class JobFolder:
@@ -50,7 +50,7 @@ class JobFolder:
     def run(
         self, work: Callable[[Job], Plain], jobs: Sequence[Job], *, label: str
     ) -> dict[str, Plain]:
-        """Return the result of every job by its key; results that the folder has are not made again."""
+        """Return the result of every job by its key; only those that the folder lacks are run."""
         results = self._folder.results
         missing = [job for job in jobs if job.key not in results]
         done = len(jobs) - len(missing)
