@@ -106,8 +106,8 @@ def analyze(problem: Problem, analysis: Callable[[EvaluatedProblem], T]) -> T:
     The problem is checked and evaluated as by `measure`: dropout is frozen, low precision is
     widened, errors name the way out.
 
-    >>> from torch import nn
-    >>> problem = Problem(nn.Linear(3, 1), nn.MSELoss(), (torch.eye(3), torch.zeros(3, 1)))
+    >>> from torch import nn, ones, zeros
+    >>> problem = Problem(nn.Linear(3, 1), nn.MSELoss(), (ones(3, 3), zeros(3, 1)))
     >>> analyze(problem, lambda evaluated: evaluated.batches[0].output.shape)
     torch.Size([3, 1])
     """

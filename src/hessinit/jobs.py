@@ -9,9 +9,13 @@ from concurrent.futures import Executor
 
 from hessinit.problem.validate import check_switches
 from hessinit.results.result import Plain
+from hessinit.training.data import derive as derive
+from hessinit.training.data import generator as generator
+from hessinit.training.data import reproducible as reproducible
 from hessinit.training.run_folder import RunFolder, describe_interruption
 from hessinit.training.workers import Job as Job
 from hessinit.training.workers import check_workers, progress_bar, run_jobs
+from hessinit.training.workers import spinner as spinner
 
 
 class JobFolder:

@@ -10,27 +10,26 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from hessinit_paper.experiments import load_records as load_records
-    from hessinit_paper.experiments import reproduce as reproduce
-    from hessinit_paper.quadratic_forms import QuadraticForm as QuadraticForm
-    from hessinit_paper.quadratic_forms import QuadraticForms as QuadraticForms
-    from hessinit_paper.reproduction import Reproduction as Reproduction
-    from hessinit_paper.theorem_1 import quadratic_form as quadratic_form
+from hessinit_paper.quadratic_forms import QuadraticForm, QuadraticForms
+from hessinit_paper.reproduction import Reproduction
 
+if TYPE_CHECKING:
+    from hessinit_paper.experiments import load_records, reproduce
+    from hessinit_paper.theorem_1 import quadratic_form
+
+__all__ = [
+    "QuadraticForm",
+    "QuadraticForms",
+    "Reproduction",
+    "load_records",
+    "quadratic_form",
+    "reproduce",
+]
 # Imported on first use: a saved record is read and shown without torch.
-_HOMES = {
-    "QuadraticForm": "quadratic_forms",
-    "QuadraticForms": "quadratic_forms",
-    "Reproduction": "reproduction",
-    "load_records": "experiments",
-    "quadratic_form": "theorem_1",
-    "reproduce": "experiments",
-}
-__all__ = sorted(_HOMES)
+_VERBS = {"load_records": "experiments", "quadratic_form": "theorem_1", "reproduce": "experiments"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _VERBS:
         raise AttributeError(f"module 'hessinit_paper' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"hessinit_paper.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"hessinit_paper.{_VERBS[name]}"), name)

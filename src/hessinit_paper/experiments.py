@@ -6,24 +6,25 @@ import contextlib
 import importlib
 import math
 import os
-import sys
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hessinit import ProblemError
-from hessinit.jobs import Job, JobFolder
+from hessinit.jobs import Job, JobFolder, reproducible, spinner
 from hessinit.reporting import write_page
 from hessinit_paper.checks import check_choice, check_count
 from hessinit_paper.images import load_images
 from hessinit_paper.provenance import hardware, revision, versions
 from hessinit_paper.reproduction import Findings, Plain, Reproduction
-from hessinit_paper.seeds import reproducible
 
 # The module of each experiment, in the paper's order; imported only when it is run.
 MODULES = {
@@ -151,16 +152,16 @@ def reproduce(
             tuple(range(seeds or experiment.seeds)),
             None if data_dir is None else str(data_dir),
         )
-        kept = JobFolder(
+        results = JobFolder(
             None if root is None else root / setting.name,
             workers=workers,
             executor=executor,
             progress=progress,
         )
-        with _spinner(f"Reading {data_set} for {experiment.name} …", progress), reproducible():
+        with spinner(f"Reading {data_set} for {experiment.name} …", progress), usual_torch():
             source = experiment.prepare(setting)  # what is read here is reused by the jobs
-        study = Study(experiment, setting, source, kept)
-        kept.open(study.identity)
+        study = Study(experiment, setting, source, results)
+        results.open(study.identity)
         studies.append(study)
     reproductions = []
     for study in studies:
@@ -178,7 +179,7 @@ class Study:
     experiment: Experiment
     setting: PaperSetting
     source: str
-    kept: JobFolder
+    folder: JobFolder
 
     @property
     def identity(self) -> dict[str, Plain]:
@@ -197,7 +198,7 @@ class Study:
         experiment = self.experiment
         setting = self.setting
         jobs = [Job(job.key, (setting, job.parameters)) for job in experiment.plan(setting)]
-        results = self.kept.run(run_job, jobs, label=setting.name)
+        results = self.folder.run(run_job, jobs, label=setting.name)
         values = {key: result["value"] for key, result in results.items()}
         return Reproduction(
             name=setting.name,
@@ -221,12 +222,24 @@ class Study:
 def run_job(job: Job) -> Plain:
     """Return the result of one job with its time and the revision of the code."""
     setting, parameters = job.parameters
-    with reproducible(), warnings.catch_warnings():
+    with reproducible(), usual_torch(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the results say what did not converge
         started = time.perf_counter()
         value = find_experiment(setting.experiment).run(setting, parameters)
         seconds = round(time.perf_counter() - started, 3)
     return {"value": value, "seconds": seconds, "revision": revision()}
+
+
+@contextlib.contextmanager
+def usual_torch() -> Iterator[None]:
+    """Give torch the defaults of a new process, whatever the caller has set in this one."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 def choose_experiments(
@@ -239,8 +252,9 @@ def choose_experiments(
         check_choice("name", name, NAMES)
     tables = {FIGURES.get(name, name) for name in names}
     experiments = [find_experiment(name) for name in MODULES if tables & {name, "all"}]
-    data_sets = [name for experiment in experiments for name in experiment.data]
+    data_sets = chain.from_iterable(experiment.data for experiment in experiments)
     check_choice("data", data, list(dict.fromkeys(["paper", "digits", *data_sets])))
+    pairs = []
     for experiment in experiments:
         if variant is not None:
             check_choice(f"{experiment.name}: variant", variant, list(experiment.variants))
@@ -249,10 +263,10 @@ def choose_experiments(
                 f"{experiment.name} does not run on the embedded digits. Pass "
                 f"data={experiment.data[0]!r}, and as data_dir the folder with a Wikipedia text."
             )
-    pairs = [(experiment, name) for experiment in experiments for name in experiment.data]
-    if data == "paper":
-        return [(experiment, name) for experiment, name in pairs if name != "digits"]
-    return [(experiment, name) for experiment, name in pairs if name == data]
+        published = [name for name in experiment.data if name != "digits"]
+        chosen = published if data == "paper" else {data} & {*experiment.data}
+        pairs += [(experiment, name) for name in chosen]
+    return pairs
 
 
 def load_records(folder: str | os.PathLike[str]) -> list[Reproduction]:
@@ -290,16 +304,3 @@ def _write(reproduction: Reproduction, root: Path) -> None:
         drawn.savefig(unfinished, format="png", dpi=200)
         unfinished.replace(path)
     write_page(Reproduction.describe_several(load_records(root)), root / "reproduce.html")
-
-
-@contextlib.contextmanager
-def _spinner(label: str, is_wanted: bool) -> Iterator[None]:
-    """Show a spinner on stderr while the data are read, if stderr is a terminal."""
-    if not is_wanted or not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    with Console(stderr=True).status(Text(label)):
-        yield

@@ -97,9 +97,9 @@ class ImageSet:
         pixels = self.pixels[index].float().div_(self.white)
         return (pixels.flatten(1) if flat else pixels), self.labels[index]
 
-    def draw(self, size: int, generator: torch.Generator) -> Tensor:
-        """Return the indices of `size` different images."""
-        return torch.randperm(self.examples, generator=generator)[:size]
+    def sample(self, size: int, source: torch.Generator, flat: bool) -> tuple[Tensor, Tensor]:
+        """Return a batch of `size` different random images."""
+        return self.batch(torch.randperm(self.examples, generator=source)[:size], flat)
 
     def epoch(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the indices of every full mini-batch of an epoch, in a new random order."""

@@ -23,9 +23,9 @@ def build(
     described: Mapping[str, Any], shape: tuple[int, int, int], activation: str
 ) -> nn.Sequential:
     """Return the network that a record describes: `dense` with its hidden layers, or a `lenet`."""
-    for key in ("hidden widths", "hidden units"):
-        if key in described:
-            return dense([math.prod(shape), *described[key], 10], activation)
+    hidden = described.get("hidden widths", described.get("hidden units"))
+    if hidden is not None:
+        return dense([math.prod(shape), *hidden, 10], activation)
     return lenet(
         shape,
         channels=described["channels"],

@@ -132,8 +132,10 @@ def _explain(forms: QuadraticForms) -> str:
         "and by Theorem 1 (vᵀH_z v, v the first-order change of the output along g)"
     )
     if forms.draws > 1:
-        text += "; mean ± standard error. ≤0.5: the fraction of directions with at most that "
-        text += "relative error"
+        text += (
+            "; mean ± standard error. ≤0.5: the fraction of directions with at most that relative "
+            "error"
+        )
     return f"{text}."
 
 

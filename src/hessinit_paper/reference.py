@@ -46,10 +46,8 @@ def mean(values: Sequence[float]) -> Measured:
     """
     ours = statistics.fmean(values)
     n = len(values)
-    error = None
-    if n > 1 and math.isfinite(ours):
-        error = statistics.stdev(values) / math.sqrt(n)
-    return Measured(ours, error, n)
+    has_error = n > 1 and math.isfinite(ours)
+    return Measured(ours, statistics.stdev(values) / math.sqrt(n) if has_error else None, n)
 
 
 def percentage(outcomes: Sequence[bool]) -> Measured:
@@ -153,13 +151,13 @@ def rank_correlation(
     length = n // blocks
     if len(set(first)) < 2 or len(set(second)) < 2:
         return RankCorrelation(math.nan, math.nan, n)
-    left = _standardized_ranks(first)
-    right = _standardized_ranks(second)
-    rho = float(left @ right)
+    ranks = _standardized_ranks(first)
+    other_ranks = _standardized_ranks(second)
+    rho = float(ranks @ other_ranks)
     orders = np.array(list(permutations(range(length))))
     in_all_blocks = np.concatenate([orders + block * length for block in range(blocks)], axis=1)
     # Rounding must not tell apart orders that are equally extreme.
-    extreme = int(np.count_nonzero(np.abs(right[in_all_blocks] @ left) >= abs(rho) - 1e-9))
+    extreme = int(np.count_nonzero(np.abs(other_ranks[in_all_blocks] @ ranks) >= abs(rho) - 1e-9))
     return RankCorrelation(round(rho, 12) + 0.0, extreme / len(orders), n)  # + 0.0 for a -0.0
 
 

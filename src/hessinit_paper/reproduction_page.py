@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
 
 from hessinit import reporting
@@ -16,29 +16,17 @@ DATA_OF_THE_PAPER = ("mnist", "cifar-10", "wikipedia")
 SYMBOLS = ("circle", "square", "diamond", "triangle")
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How much a terminal and a sentence take: a wider table continues below."""
-
-    table_columns: int = 96
-    claims_named: int = 5
-
-
-LAYOUT = Layout()
-
-
 def describe_reproductions(reproductions: Sequence[Reproduction]) -> reporting.Document:
     """Return how many claims hold, and every experiment: tables beside the paper's, and figures."""
     if not reproductions:
         raise ValueError("reproductions is empty; give at least one to show.")
     ordered = in_order(reproductions)
     if len(ordered) == 1:
-        alone = ordered[0]
         return reporting.Document(
-            title=alone.title,
-            verdict=[_conclude(alone)],
-            sections=[_section(alone, 0, several=False)],
-            footer=f"Revision {alone.revision}.",
+            title=ordered[0].title,
+            verdict=[_conclude(ordered[0])],
+            sections=[_section(ordered[0], 0, several=False)],
+            footer=f"Revision {ordered[0].revision}.",
         )
     numbered = enumerate(ordered)
     sections = [_section(reproduction, number, several=True) for number, reproduction in numbered]
@@ -53,9 +41,7 @@ def in_order(reproductions: Sequence[Reproduction]) -> list[Reproduction]:
     """Return them in the order of the paper, its own data and the default variant first."""
 
     def position(reproduction: Reproduction) -> tuple[int, bool, bool, str]:
-        number = len(ORDER)
-        if reproduction.experiment in ORDER:
-            number = ORDER.index(reproduction.experiment)
+        number = [*ORDER, reproduction.experiment].index(reproduction.experiment)
         is_other_data = reproduction.data not in DATA_OF_THE_PAPER
         return number, not reproduction.judged, is_other_data, reproduction.name
 
@@ -93,7 +79,7 @@ def _conclude(reproduction: Reproduction) -> str:
         f"{cell.column} in row {cell.row}" for cell in reproduction.judged if not cell.within
     ]
     if outside:
-        conclusion += f" Outside: {reporting.join_names(outside, LAYOUT.claims_named)}."
+        conclusion += f" Outside: {reporting.join_names(outside, 5)}."
     return conclusion
 
 
@@ -103,12 +89,9 @@ def _has_printed_numbers(reproduction: Reproduction) -> bool:
 
 
 def _overview(ordered: Sequence[Reproduction]) -> reporting.Section:
-    shares = []
-    texts = []
-    for reproduction in ordered:
-        claimed = len(reproduction.judged)
-        shares.append(reproduction.within / claimed if claimed else math.nan)
-        texts.append(f"{reproduction.within} / {claimed}" if claimed else "–")
+    counts = [(reproduction.within, len(reproduction.judged)) for reproduction in ordered]
+    shares = [within / claimed if claimed else math.nan for within, claimed in counts]
+    texts = [f"{within} / {claimed}" if claimed else "–" for within, claimed in counts]
     titles = reporting.name_column("experiment", [reproduction.title for reproduction in ordered])
     seeds = [str(len(reproduction.seeds)) for reproduction in ordered]
     columns = [
@@ -178,19 +161,19 @@ def _table_blocks(table: PaperTable, title: str) -> list[reporting.Block]:
     for piece in _pieces(names, columns):
         blocks.append(reporting.Table(caption, piece, show_caption=True, text_only=True))
         caption = "(continued)"
-    whole = reporting.Table(table.title, [names, *columns], show_caption=True, page_only=True)
-    return [*blocks, whole, reporting.Paragraph(f"{table.title}: {_claims(table)}", "small")]
+    on_page = reporting.Table(table.title, [names, *columns], show_caption=True, page_only=True)
+    return [*blocks, on_page, reporting.Paragraph(f"{table.title}: {_claims(table)}", "small")]
 
 
 def _pieces(
     names: reporting.Column, columns: Sequence[reporting.Column]
 ) -> list[list[reporting.Column]]:
-    """Divide the columns over tables that fit a terminal, each with the names of the rows."""
+    """Divide the columns over tables of up to 96 characters, each with the names of the rows."""
     pieces = [[names]]
     for column in columns:
         together = [*pieces[-1], column]
         widths = [max(map(len, (shown.heading, *shown.cells))) + 3 for shown in together]
-        if sum(widths) > LAYOUT.table_columns and len(pieces[-1]) > 1:
+        if sum(widths) > 96 and len(pieces[-1]) > 1:
             pieces.append([names])
         pieces[-1].append(column)
     return pieces
@@ -206,16 +189,12 @@ def _column(table: PaperTable, name: str) -> reporting.Column:
 
 def _claims(table: PaperTable) -> str:
     """Return over how many seeds the numbers are, the tolerances claimed, and the table's note."""
-    sentences = []
-    if counts := reporting.format_range([cell.n for cell in table.cells]):
-        sentences.append(f"n = {counts}.")
+    counts = reporting.format_range([cell.n for cell in table.cells])
     rules = Counter(cell.rule for cell in table.cells if cell.within is not None)
     claims = [f"{rule} ({reporting.count(number, 'number')})" for rule, number in rules.items()]
-    if claims:
-        sentences.append(f"Claimed: {'; '.join(claims)}.")
-    if table.note:
-        sentences.append(table.note)
-    return " ".join(sentences)
+    seeds = f"n = {counts}." if counts else ""
+    claimed = f"Claimed: {'; '.join(claims)}." if claims else ""
+    return " ".join(filter(None, (seeds, claimed, table.note)))
 
 
 def _write_cell(cell: PaperCell) -> str:
@@ -247,20 +226,18 @@ def figure_chart(figure: PaperFigure) -> reporting.LineChart:
     descriptions = []
     for number, curve in enumerate(figure.curves):
         color = looks[curve.name]["color"]
-        drawn = _draw_curve(curve, color)
+        drawn = replace(_draw_curve(curve, color), dashed=looks[curve.name]["dashed"])
         if are_points:
-            drawn = replace(drawn, points=True, symbol=SYMBOLS[number % len(SYMBOLS)])
-        else:
-            drawn = replace(drawn, dashed=looks[curve.name]["dashed"])
+            symbol = SYMBOLS[number % len(SYMBOLS)]
+            drawn = replace(drawn, points=True, symbol=symbol, dashed=False)
         series.append(drawn)
         diverged = [x for x, y in zip(curve.x, curve.y, strict=True) if not math.isfinite(y)]
         descriptions.append(_describe_curve(curve.name, drawn.y, bool(diverged)))
-        if not are_points:
-            diverged = diverged[:1]  # where the line ends
         if diverged:
-            infinite = [math.inf] * len(diverged)
-            details = ["diverged"] * len(diverged)
-            series.append(reporting.crosses(curve.name, infinite, diverged, details, color=color))
+            crossed = diverged if are_points else diverged[:1]  # where the line ends
+            infinite = [math.inf] * len(crossed)
+            details = ["diverged"] * len(crossed)
+            series.append(reporting.crosses(curve.name, infinite, crossed, details, color=color))
     ends = "; ".join(descriptions) or "nothing was measured"
     return reporting.LineChart(
         figure.name,

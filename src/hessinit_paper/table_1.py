@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from hessinit import ProblemError
-from hessinit.jobs import Job
+from hessinit.jobs import Job, generator
 from hessinit_paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit_paper.images import load_images
 from hessinit_paper.reference import SIGNIFICANT, Measured, make_table, mean, percentage
 from hessinit_paper.reproduction import Findings, PaperTable, Plain
-from hessinit_paper.seeds import generator
 
 OUTPUTS = "loss by outputs"
 LAYER = "loss by output, output by layer"
@@ -86,10 +85,8 @@ class CorrelationTable(Experiment):
             result[activation] = {"r": r, "p": p, "expected r": expected}
         first, second = choose_pair(setting.variant, row, samples["relu"])
         source = generator(seed, f"shuffles, {row}")
-        result["shuffled p"] = []
-        for _ in range(DESIGN.shuffles):
-            shuffled = second[torch.randperm(len(second), generator=source)]
-            result["shuffled p"].append(pearson(first, shuffled)[1])
+        orders = (torch.randperm(len(second), generator=source) for _ in range(DESIGN.shuffles))
+        result["shuffled p"] = [pearson(first, second[order])[1] for order in orders]
         return round_numbers(result)
 
     def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
@@ -173,11 +170,8 @@ def draw_all(setting: PaperSetting, row: str, seed: int) -> dict[str, Samples]:
         draw_samples(*images.batch(index, flat=True), widths, weights)
         for index in chosen.split(DESIGN.networks_at_once)
     ]
-    samples = {}
-    for name in ACTIVATIONS:
-        columns = zip(*(piece[name] for piece in pieces), strict=True)
-        samples[name] = Samples(*map(torch.cat, columns))
-    return samples
+    columns = {name: zip(*(piece[name] for piece in pieces), strict=True) for name in ACTIVATIONS}
+    return {name: Samples(*map(torch.cat, parts)) for name, parts in columns.items()}
 
 
 def draw_samples(

@@ -16,13 +16,12 @@ from typing import ClassVar
 from torch import nn
 
 from hessinit import Problem
-from hessinit.jobs import Job
-from hessinit_paper.experiments import Experiment, PaperSetting, Variant
+from hessinit.jobs import Job, derive, generator
+from hessinit_paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit_paper.images import load_images
 from hessinit_paper.networks import build, glorot_
 from hessinit_paper.reference import Measured, make_table, percentage
 from hessinit_paper.reproduction import Findings, PaperTable, Plain
-from hessinit_paper.seeds import derive, generator
 from hessinit_paper.theorem_1 import quadratic_form
 
 APPROXIMATION = "approximation"
@@ -83,22 +82,16 @@ class QuadraticFormTable(Experiment):
         images = load_images(setting.data, setting.data_dir)
         activation, size = CASES[parameters["case"]]
         model = build(self.variants[setting.variant].network, images.shape, activation)
-        ratios: dict[str, list[float | str]] = {layer: [] for layer in self.rows}
+        loss = nn.CrossEntropyLoss()
+        ratios: dict[str, list[float]] = {layer: [] for layer in self.rows}
         for seed in parameters["seeds"]:
             glorot_(model, generator(seed, "weights"))
-            index = images.draw(size, generator(seed, "batch"))
-            batch = images.batch(index, flat="dense1" in self.rows)
-            problem = Problem(
-                model,
-                nn.CrossEntropyLoss(),
-                batch,
-                layers=list(self.rows),
-                seed=derive(seed, "directions"),
-            )
+            batch = images.sample(size, generator(seed, "batch"), flat="dense1" in self.rows)
+            directions = derive(seed, "directions")
+            problem = Problem(model, loss, batch, layers=list(self.rows), seed=directions)
             for form in quadratic_form(problem):
-                ratio = divide(form.exact[0], form.theorem1[0])
-                ratios[form.name].append(ratio if math.isfinite(ratio) else str(ratio))
-        return ratios
+                ratios[form.name].append(divide(form.exact[0], form.theorem1[0]))
+        return round_numbers(ratios)
 
     def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
         """Return the paper's table, the other way to divide, SGD, and other activations."""
@@ -135,11 +128,10 @@ class QuadraticFormTable(Experiment):
         relative_to: str,
     ) -> PaperTable:
         cells = {}
-        for case, label in TITLES[title].items():
-            for layer, row in self.rows.items():
-                for tolerance in self.tolerances:
-                    share = share_within(ratios[case, layer], tolerance, relative_to)
-                    cells[label + row, f"rtol ≤ {tolerance:g}"] = share
+        choices = itertools.product(TITLES[title].items(), self.rows.items(), self.tolerances)
+        for (case, label), (layer, row), tolerance in choices:
+            share = share_within(ratios[case, layer], tolerance, relative_to)
+            cells[label + row, f"rtol ≤ {tolerance:g}"] = share
         title = f"{title}; errors relative to the {relative_to}"
         if not (title.startswith("tanh") and relative_to == self.relative_to):
             return make_table(title, "Layer", cells)

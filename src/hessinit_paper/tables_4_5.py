@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from hessinit import initialize_, measure
-from hessinit.jobs import Job
+from hessinit.jobs import Job, derive, generator
 from hessinit_paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit_paper.images import ImageSet, load_images
 from hessinit_paper.networks import build, default_, glorot_
 from hessinit_paper.reference import make_table, mean, rank_correlation
 from hessinit_paper.reproduction import Curve, Findings, PaperFigure, PaperTable, Plain
-from hessinit_paper.seeds import derive, generator
 from hessinit_paper.training import Loss, chunk_means, final_loss, train
 
 OURS = "hessinit"
@@ -83,8 +82,7 @@ class TrainedNetwork(Variant):
         model = build(self.network, images.shape, "relu")
         if row == OURS:
             default_(model, derive(seed, "default weights"))
-            index = images.draw(PROTOCOL.batch, generator(seed, "start batch"))
-            batch = images.batch(index, self.flat)
+            batch = images.sample(PROTOCOL.batch, generator(seed, "start batch"), self.flat)
             start = derive(seed, "start")
             initialize_(model, self.loss, batch, lr=PROTOCOL.learning_rate, seed=start)
             return model
@@ -113,8 +111,7 @@ class TrainedNetwork(Variant):
 
     def measure(self, images: ImageSet, row: str, seed: int) -> dict[str, Plain]:
         """Return the norms of both weights, approximate and exact, and of all weights together."""
-        index = images.draw(PROTOCOL.batch, generator(seed, "hessian batch"))
-        batch = images.batch(index, self.flat)
+        batch = images.sample(PROTOCOL.batch, generator(seed, "hessian batch"), self.flat)
         return measure_norms(self.initialize(images, row, seed), self.loss, batch, self.swept)
 
 
@@ -235,14 +232,15 @@ class StdTable(Experiment):
             label = name if name == OURS else f"std {name}"
             points = [training["curve"] for training in trainings]
             curves.append(mean_curve(label, trainings[0]["steps"], points))
-        figure = replace(self.figure, curves=tuple(curves))
-        tables = (
-            self.make_table(setting, rows),
-            self.make_growth_table(rows),
-            self.make_network_table(rows),
+        return Findings(
+            tables=(
+                self.make_table(setting, rows),
+                self.make_growth_table(rows),
+                self.make_network_table(rows),
+            ),
+            figures=(replace(self.figure, curves=tuple(curves)),),
+            sentences=tuple(self.write_sentences(rows)),
         )
-        sentences = tuple(self.write_sentences(rows))
-        return Findings(tables=tables, figures=(figure,), sentences=sentences)
 
     def make_table(self, setting: PaperSetting, rows: Mapping[str, Values]) -> PaperTable:
         """Return the paper's table, with the exact norms beside the approximate ones."""
@@ -299,9 +297,8 @@ class StdTable(Experiment):
         logarithms = [math.log(float(row)) for row in self.scaling]
         columns = zip(*(rows[row][column] for row in self.scaling), strict=True)
         curved = [list(map(math.log, norms)) for norms in columns if min(norms) > 0]
-        if not curved:
-            return [math.nan]
-        return [statistics.linear_regression(logarithms, norms).slope for norms in curved]
+        lines = [statistics.linear_regression(logarithms, norms) for norms in curved]
+        return [line.slope for line in lines] or [math.nan]
 
     def write_sentences(self, rows: Mapping[str, Values]) -> Iterator[str]:
         """Yield whether norms near 1 train best, and how hessinit compares with the best std."""
@@ -364,12 +361,6 @@ def mean_curve(name: str, steps: int, curves: Sequence[Plain]) -> Curve:
     )
 
 
-def make_figure(name: str, weights: str, log_y: bool) -> PaperFigure:
-    title = f"Loss during training by the std of the initial {weights}"
-    loss = "loss of a mini-batch"
-    return PaperFigure(name=name, title=title, x_label="step", y_label=loss, curves=(), log_y=log_y)
-
-
 DENSE = {"hidden units": [64, 64], "loss": "cross-entropy"}
 CONVOLUTIONS = {
     "channels": [32, 32],
@@ -383,7 +374,14 @@ EXPERIMENTS = [
         name="table-4",
         title="Table 4 and Figure 1: Hessian norms and training loss by the std of the weights",
         data=("mnist", "fashion-mnist", "digits"),
-        figure=make_figure("figure-1", "weights", log_y=True),
+        figure=PaperFigure(
+            name="figure-1",
+            title="Loss during training by the std of the initial weights",
+            x_label="step",
+            y_label="loss of a mini-batch",
+            curves=(),
+            log_y=True,
+        ),
         stds=("1.000", "0.500", "0.100", "0.075", "0.050", "0.005"),
         restarts=10,
         last=200,
@@ -410,7 +408,14 @@ EXPERIMENTS = [
         name="table-5",
         title="Table 5 and Figure 2: Hessian norms and training loss by the std of the kernels",
         data=("cifar-10", "fashion-mnist", "digits"),
-        figure=make_figure("figure-2", "kernels", log_y=False),
+        figure=PaperFigure(
+            name="figure-2",
+            title="Loss during training by the std of the initial kernels",
+            x_label="step",
+            y_label="loss of a mini-batch",
+            curves=(),
+            log_y=False,
+        ),
         stds=("0.100", "0.075", "0.050", "0.001"),
         scaling=("0.100", "0.075", "0.050", "0.001"),
         restarts=8,

@@ -20,23 +20,6 @@ from hessinit_paper.quadratic_forms import QuadraticForm, QuadraticForms
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Where the way of computing changes, by what was measured in benchmarks/quadratic_cost.py.
-
-    From `many_weights` on a direction is drawn as random signs, as normal numbers would cost more
-    than a gradient. A batched pass takes at most `directions_at_once`, and about `bytes_at_once` of
-    memory.
-    """
-
-    many_weights: int = 4096
-    directions_at_once: int = 16
-    bytes_at_once: int = 2**25
-
-
-LIMITS = Limits()
-
-
-@dataclass(frozen=True)
 class Directions:
     """Several directions in one weight, (count, *shape), and their true lengths.
 
@@ -99,13 +82,13 @@ def _measure(
     evaluated: EvaluatedProblem, directions: str | Mapping[str, Tensor], draws: int
 ) -> QuadraticForms:
     kind = "given"
-    given = {}
+    tensors = {}
     if isinstance(directions, str):
         kind = directions
     else:
         for layer in evaluated.layers:
-            given[layer.parameter] = _read_given(evaluated, layer, directions)
-        draws = _count_given(given, draws)
+            tensors[layer.parameter] = _read_tensor(evaluated, layer, directions)
+        draws = _count_draws(tensors, draws)
     passes = [SharedPass(batch) for batch in evaluated.batches]
     forms = []
     for layer in evaluated.layers_in_running_order:
@@ -115,7 +98,7 @@ def _measure(
         elif kind == "gradient":
             pieces = normalize(_gradient(passes, layer.parameter), at_once)
         else:
-            pieces = normalize(given[layer.parameter], at_once)
+            pieces = normalize(tensors[layer.parameter], at_once)
         forms.append(_form(passes, layer, pieces))
     passes.clear()  # their graphs
     return QuadraticForms(layers=tuple(forms), directions=kind, draws=draws, **evaluated.facts())
@@ -142,7 +125,7 @@ def _layer_name(parameter: str) -> str:
     return parameter.replace("_orig_mod.", "").removesuffix(".weight")
 
 
-def _read_given(
+def _read_tensor(
     evaluated: EvaluatedProblem, layer: Layer, directions: Mapping[str, Tensor]
 ) -> Tensor:
     """Return the user's own directions in one layer, checked: (draws, *shape)."""
@@ -152,10 +135,10 @@ def _read_given(
         raise ProblemError(
             f"directions {keys[0]!r} and {keys[1]!r} are one tied weight; give it once."
         )
-    given = directions[keys[0]]
-    fault = _find_fault(given, layer)
+    tensor = directions[keys[0]]
+    fault = _find_fault(tensor, layer)
     if not fault:
-        tensor = given.detach().to(evaluated.device, evaluated.dtype)
+        tensor = tensor.detach().to(evaluated.device, evaluated.dtype)
         count = int((~torch.isfinite(tensor)).sum())
         if not count:
             return tensor.reshape(-1, *layer.shape)
@@ -168,21 +151,21 @@ def _read_given(
     )
 
 
-def _find_fault(given: object, layer: Layer) -> str:
-    """Return what is wrong with the type, shape or dtype of given directions; "" if nothing is."""
-    if not isinstance(given, Tensor):
-        return f"is a {type(given).__name__}"
-    shape = tuple(given.shape)
-    if layer.shape not in (shape, shape[1:]) or given.numel() == 0:
+def _find_fault(value: object, layer: Layer) -> str:
+    """Return what is wrong with the type, shape or dtype of the user's directions, or ""."""
+    if not isinstance(value, Tensor):
+        return f"is a {type(value).__name__}"
+    shape = tuple(value.shape)
+    if layer.shape not in (shape, shape[1:]) or value.numel() == 0:
         return f"has shape {shape}"
-    if given.layout is not torch.strided or given.is_complex():
-        return f"has layout {given.layout} and dtype {given.dtype}"
+    if value.layout is not torch.strided or value.is_complex():
+        return f"has layout {value.layout} and dtype {value.dtype}"
     return ""
 
 
-def _count_given(given: Mapping[str, Tensor], draws: int) -> int:
+def _count_draws(tensors: Mapping[str, Tensor], draws: int) -> int:
     """Return how many directions each layer has: as many in all, and as `draws` says."""
-    counts = {len(tensor) for tensor in given.values()}
+    counts = {len(tensor) for tensor in tensors.values()}
     if len(counts) > 1 or draws not in (1, *counts):
         raise ProblemError(
             f"draws={draws}, but directions hold {sorted(counts)}; give every layer as many, and "
@@ -196,8 +179,9 @@ def draw_random(
 ) -> Iterator[Directions]:
     """Yield random unit directions; they depend on the seed, the layer's name and the dtype.
 
-    Large weights get random signs: the mean of gᵀHg is trace/size either way. Small ones have too
-    few signs, so they get directions uniform on the sphere.
+    Weights of 4096 numbers or more get random signs, as normal numbers would cost more than a
+    gradient (benchmarks/quadratic_cost.py). Smaller ones have too few signs, so they get directions
+    uniform on the sphere. The mean of gᵀHg is trace/size either way.
     """
     digest = hashlib.blake2b(f"{evaluated.problem.seed} {layer.name}".encode(), digest_size=8)
     seed = int.from_bytes(digest.digest(), "little")
@@ -213,7 +197,7 @@ def draw_random(
 
 
 def _draw(size: int, source: torch.Generator, dtype: torch.dtype) -> Tensor:
-    if size < LIMITS.many_weights:
+    if size < 4096:
         return torch.randn(size, generator=source, dtype=dtype)
     # Eight signs from every random byte: ten times as fast as a number for each sign.
     octets = torch.randint(0, 256, (-(-size // 8),), generator=source, dtype=torch.uint8)
@@ -221,9 +205,9 @@ def _draw(size: int, source: torch.Generator, dtype: torch.dtype) -> Tensor:
     return signs.to(dtype).mul_(2).sub_(1)
 
 
-def normalize(given: Tensor, at_once: int) -> Iterator[Directions]:
+def normalize(tensors: Tensor, at_once: int) -> Iterator[Directions]:
     """Yield directions (count, *shape) of any length; one of length 0 stays 0."""
-    for part in given.split(at_once):
+    for part in tensors.split(at_once):
         # The squares of a vanished gradient, 1e-25, are 0 in float32: the largest entry is taken
         # out first.
         largest = _as_rows(part).abs().amax(1)
@@ -270,9 +254,9 @@ class SharedPass:
         return adjoint.detach() * self.batch.weight
 
     def at_once(self, layer: Layer) -> int:
-        """Return how many directions a batched pass takes without needing much memory."""
+        """Return how many directions a batched pass takes: up to 16, in about 32 MB of memory."""
         size = layer.size * self._cotangent.element_size() + self.batch.activation_bytes
-        return max(1, min(LIMITS.directions_at_once, LIMITS.bytes_at_once // size))
+        return max(1, min(16, 2**25 // size))
 
     def forms(self, parameter: str, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Return `vᵀ H_z v` for every direction, and what the exact form has beyond it."""
@@ -330,17 +314,14 @@ def _gradient(passes: Sequence[SharedPass], parameter: str) -> Tensor:
 def _form(
     passes: Sequence[SharedPass], layer: Layer, pieces: Iterator[Directions]
 ) -> QuadraticForm:
-    exact: list[float] = []
-    theorem1: list[float] = []
-    lengths: list[float] = []
+    columns = []
     for directions in pieces:
         totals = torch.zeros(2, len(directions.factors), dtype=torch.float64)
         for shared in passes:
             forms = torch.stack(shared.forms(layer.parameter, directions.tensor))
             totals += shared.batch.weight * forms * directions.factors
-        exact += totals.sum(0).tolist()
-        theorem1 += totals[0].tolist()
-        lengths += directions.lengths.tolist()
+        columns.append(torch.stack([totals.sum(0), totals[0], directions.lengths]))
+    exact, theorem1, lengths = torch.cat(columns, dim=1).tolist()
     return QuadraticForm(
         name=layer.name,
         aliases=layer.aliases,

@@ -44,5 +44,5 @@ def chunk_means(losses: Sequence[float], length: int) -> list[float]:
     >>> chunk_means([4.0, 2.0, 1.0, 3.0, 1.0], length=2)
     [3.0, 2.0, 1.0]
     """
-    chunks = (losses[first : first + length] for first in range(0, len(losses), length))
-    return list(map(statistics.fmean, chunks))
+    starts = range(0, len(losses), length)
+    return [statistics.fmean(losses[start : start + length]) for start in starts]

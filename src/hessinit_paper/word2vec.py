@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hessinit import initialize_, measure
-from hessinit.jobs import Job
+from hessinit.jobs import Job, derive, generator
 from hessinit_paper.corpus import SAMPLING, Corpus, find_text, load_text
 from hessinit_paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit_paper.reference import (
@@ -26,7 +26,6 @@ from hessinit_paper.reference import (
     rank_correlation,
 )
 from hessinit_paper.reproduction import Curve, Findings, PaperFigure, PaperTable, Plain
-from hessinit_paper.seeds import derive, generator
 from hessinit_paper.training import chunk_means, final_loss, train
 
 
@@ -193,11 +192,13 @@ class Word2Vec(Experiment):
         }
 
     def plan(self, setting: PaperSetting) -> list[Job]:
-        names = ("model", "dimension", "row", "seed")
-        jobs = []
-        for choice in product(MODELS, self.dimensions, ROWS, setting.seeds):
-            jobs.append(Job("-".join(map(str, choice)), dict(zip(names, choice, strict=True))))
-        return jobs
+        return [
+            Job(
+                f"{model}-{dimension}-{row}-{seed}",
+                {"model": model, "dimension": dimension, "row": row, "seed": seed},
+            )
+            for model, dimension, row, seed in product(MODELS, self.dimensions, ROWS, setting.seeds)
+        ]
 
     def run(self, setting: PaperSetting, parameters: Mapping[str, Plain]) -> Plain:
         """Return initial norms and losses by rate; only hessinit's weights depend on the rate."""
@@ -205,8 +206,9 @@ class Word2Vec(Experiment):
         row = parameters["row"]
         seed = parameters["seed"]
         # As many pairs as are trained on: a loss is always that of new pairs.
-        pairs = self.steps * PROTOCOL.batch
-        text = load_text(setting.data_dir, vocabulary=self.vocabulary[model], pairs=pairs)
+        text = load_text(
+            setting.data_dir, vocabulary=self.vocabulary[model], pairs=self.steps * PROTOCOL.batch
+        )
         words = len(text.vocabulary.words)
         batches = list(draw_batches(model, text, steps=self.steps, seed=seed))
         runs = dict[str, Plain]()
@@ -345,8 +347,11 @@ def points_figure(sweeps: Sequence[Sweep]) -> PaperFigure:
     curves = []
     for sweep, dimension in product(sweeps, sweeps[0].dimensions):
         norms, losses = sweep.of_stds("network", dimension)
-        name = f"dimension {dimension}, rate {sweep.rate:g}"
-        curves.append(Curve(name=name, x=tuple(norms), y=tuple(losses)))
+        curves.append(
+            Curve(
+                name=f"dimension {dimension}, rate {sweep.rate:g}", x=tuple(norms), y=tuple(losses)
+            )
+        )
     return PaperFigure(
         name=f"word2vec-{sweeps[0].model}",
         title=f"Skip-gram, {MODELS[sweeps[0].model]}: initial norm and training loss",

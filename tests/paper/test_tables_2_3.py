@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from hessinit import Problem
 from hessinit.analysis import EvaluatedProblem
-from hessinit.jobs import Job
+from hessinit.jobs import Job, derive, generator
 from hessinit_paper.experiments import PaperSetting, find_experiment, run_job
 from hessinit_paper.images import load_images
 from hessinit_paper.networks import build, glorot_
 from hessinit_paper.reproduction import Plain
-from hessinit_paper.seeds import derive, generator
 from hessinit_paper.tables_2_3 import APPROXIMATION, CASES, EXACT, divide, share_within
 from hessinit_paper.theorem_1 import draw_random
 
@@ -58,7 +57,7 @@ def test_ratios_are_those_of_dense_autograd(table: Any, case: str) -> None:
     found, images, (activation, size) = run(table, setting, case), load_images("digits"), CASES[case]
     model = build(table.variants[setting.variant].network, images.shape, activation)
     glorot_(model, generator(0, "weights"))
-    batch = images.batch(images.draw(size, generator(0, "batch")), flat=table.name == "table-2")
+    batch = images.sample(size, generator(0, "batch"), flat=table.name == "table-2")
     problem = Problem(model, LOSS, batch, layers=list(table.rows), seed=derive(0, "directions"))
     evaluated = EvaluatedProblem(problem)
     for layer in evaluated.layers:

@@ -217,7 +217,8 @@ def test_bad_input_is_refused_with_a_way_out_and_the_model_left_as_found(
 ) -> None:
     model = Calling(lambda net, x: net(x))
     before = snapshot(model, LOSS, batch())
+    about = {name: value for name, value in options.items() if name in ("layers", "seed")}
+    along = {name: value for name, value in options.items() if name not in about}
     with pytest.raises(ProblemError, match=message):
-        given = {name: options.pop(name) for name in ("layers", "seed") if name in options}
-        quadratic_form(Problem(model, LOSS, batch(), **given), **options)
+        quadratic_form(Problem(model, LOSS, batch(), **about), **along)
     assert differences(before, snapshot(model, LOSS, batch())) == []
