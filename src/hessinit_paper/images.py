@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -101,11 +101,10 @@ class ImageSet:
         """Return a batch of `size` different random images."""
         return self.batch(torch.randperm(self.examples, generator=source)[:size], flat)
 
-    def epoch(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield the indices of every full mini-batch of an epoch, in a new random order."""
-        order = torch.randperm(self.examples, generator=generator)
-        for start in range(0, self.examples - size + 1, size):
-            yield order[start : start + size]
+    def epoch(self, size: int, source: torch.Generator) -> Sequence[Tensor]:
+        """Return the indices of every full mini-batch of an epoch, in a new random order."""
+        order = torch.randperm(self.examples, generator=source)
+        return order[: self.examples // size * size].split(size)
 
 
 @lru_cache(maxsize=2)

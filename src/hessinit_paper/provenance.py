@@ -36,9 +36,9 @@ def revision() -> str:
     """Return the commit of a checkout, with "-dirty" where files differ; otherwise the version."""
     root = Path(__file__).parents[2]
     if (root / ".git").exists():
-        describe = ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-        command = ["git", "-C", str(root), *describe]
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-            return done.stdout.strip()
+            return subprocess.check_output(
+                command, cwd=root, stderr=subprocess.DEVNULL, text=True, timeout=10
+            ).strip()
     return f"hessinit {__version__}"

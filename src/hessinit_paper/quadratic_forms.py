@@ -63,9 +63,8 @@ class QuadraticForm(NamedLayer):
         check_choice("relative_to", relative_to, ["approximation", "exact"])
         if not rtol >= 0:
             raise ValueError(f"rtol={rtol!r} must be a relative error, 0 or more, such as 0.5.")
-        errors = self.error_to_exact
-        if relative_to == "approximation":
-            errors = self.error_to_approximation
+        is_exact = relative_to == "exact"
+        errors = self.error_to_exact if is_exact else self.error_to_approximation
         return sum(error <= rtol for error in errors) / len(errors)
 
 
@@ -140,13 +139,12 @@ def _explain(forms: QuadraticForms) -> str:
 
 
 def _columns(forms: QuadraticForms) -> list[reporting.Column]:
-    ratios = [reporting.format_ratio(form.ratio) for form in forms]
     columns = [
         reporting.name_column("layer", reporting.name_rows(forms)),
         reporting.name_column("weight", [str(form.shape) for form in forms], 4),
         reporting.Column("exact", [_write_mean(form.exact) for form in forms], 9),
         reporting.Column("Theorem 1", [_write_mean(form.theorem1) for form in forms], 9),
-        reporting.Column("ratio", ratios, 8),
+        reporting.Column("ratio", [reporting.format_ratio(form.ratio) for form in forms], 8),
     ]
     for rtol in TOLERANCES if forms.draws > 1 else ():
         shares = [f"{100 * form.within(rtol):.0f} %" for form in forms]

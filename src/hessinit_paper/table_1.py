@@ -81,8 +81,7 @@ class CorrelationTable(Experiment):
         result: dict[str, Plain] = {}
         for activation, drawn in samples.items():
             r, p = pearson(*choose_pair(setting.variant, row, drawn))
-            expected = expect(setting.variant, row, drawn)
-            result[activation] = {"r": r, "p": p, "expected r": expected}
+            result[activation] = {"r": r, "p": p, "expected r": expect(setting.variant, row, drawn)}
         first, second = choose_pair(setting.variant, row, samples["relu"])
         source = generator(seed, f"shuffles, {row}")
         orders = (torch.randperm(len(second), generator=source) for _ in range(DESIGN.shuffles))

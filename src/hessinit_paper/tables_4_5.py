@@ -207,13 +207,14 @@ class StdTable(Experiment):
             return {name: [norms[name] for norms in measured] for name in measured[0]}
         losses = network.train(images, row, seed, self.epochs(setting))
         steps = self.epochs(setting) * (images.examples // network.batch)
-        training = {
-            "steps": steps,
-            "losses": len(losses),
-            LOSS.lower(): final_loss(losses, self.last),
-            "curve": chunk_means(losses, math.ceil(steps / PROTOCOL.most_points)),
-        }
-        return round_numbers(training)
+        return round_numbers(
+            {
+                "steps": steps,
+                "losses": len(losses),
+                LOSS.lower(): final_loss(losses, self.last),
+                "curve": chunk_means(losses, math.ceil(steps / PROTOCOL.most_points)),
+            }
+        )
 
     def conclude(self, setting: PaperSetting, results: Mapping[str, Plain]) -> Findings:
         rows = dict[str, Values]()
