@@ -122,7 +122,7 @@ def norms(
             source = generator(seed, f"weights of {layer}")
             nn.init.normal_(model.get_parameter(f"{layer}.weight"), 0.0, 0.1, generator=source)
         batch = images.sample(32, generator(seed, "hessian batch"), flat)
-        report = measure(model, LOSS, batch, layers=layers, network=False)
+        report = measure(Problem(model, LOSS, batch, layers=layers), network=False)
         found.append([report[layer].norm for layer in layers])
     wanted = printed()[table]["rows"]["0.100"]
     means = [statistics.fmean(column) for column in zip(*found, strict=True)]

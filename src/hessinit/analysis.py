@@ -14,7 +14,7 @@ from hessinit.curvature.derivative_check import check_gradients, check_loss
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.progress import cost_of
 from hessinit.errors import ProblemError
-from hessinit.measurement.measure import facts_of, in_running_order, note_unchecked, notes_on
+from hessinit.measurement.facts import facts_of, in_running_order, note_unchecked, notes_on
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Problem

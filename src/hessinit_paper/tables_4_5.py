@@ -17,7 +17,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from hessinit import initialize_, measure
+from hessinit import Problem, initialize_, measure
 from hessinit.jobs import Job, derive, generator
 from hessinit_paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit_paper.images import ImageSet, load_images
@@ -126,9 +126,9 @@ def measure_norms(
     (gradient,) = torch.autograd.grad(loss(outputs, batch[1]), outputs)
     if not gradient.any():  # every example is clipped
         return {"approximate": [0.0, 0.0], "exact": [0.0, 0.0], "network": 0.0}
-    batch = (inputs, batch[1])
-    approximate = measure(model, loss, batch)
-    exact = measure(model, loss, batch, curvature="hessian", layers=layers, network=False)
+    problem = Problem(model, loss, (inputs, batch[1]))
+    approximate = measure(problem)
+    exact = measure(replace(problem, layers=layers), curvature="hessian", network=False)
     norms = {
         "approximate": [approximate[name].norm for name in layers],
         "exact": [exact[name].norm for name in layers],

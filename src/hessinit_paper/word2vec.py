@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessinit import initialize_, measure
+from hessinit import Problem, initialize_, measure
 from hessinit.jobs import Job, derive, generator
 from hessinit_paper.corpus import SAMPLING, Corpus, find_text, load_text
 from hessinit_paper.experiments import Experiment, PaperSetting, Variant, round_numbers
@@ -101,14 +101,8 @@ class SkipGram(nn.Module):
 
     def measure(self, batch: Batch, seed: int) -> dict[str, Plain]:
         """Return the norms on one batch: of each matrix, of both by Gauss-Newton, and exactly."""
-        report = measure(
-            self,
-            self.loss,
-            batch,
-            curvature="both",
-            tolerance=PROTOCOL.tolerance,
-            seed=derive(seed, "probes"),
-        )
+        problem = Problem(self, self.loss, batch, seed=derive(seed, "probes"))
+        report = measure(problem, curvature="both", tolerance=PROTOCOL.tolerance)
         network = report.network.approximation
         return {
             "centre": report["centre"].norm,
