@@ -152,7 +152,10 @@ class Rows:
     def fill(
         self, layers: Sequence[Layer], network: bool, ranks: Ranks | None
     ) -> dict[str, LayerCurvature]:
-        """The rows by parameter; "" is the network, if asked for. In a distributed job: of all ranks."""
+        """The rows by parameter.
+
+        "" is the network, if asked for. In a distributed job: of all ranks.
+        """
 
         def find(names: Collection[str]) -> dict[str, LayerCurvature]:
             rows = self.layers([layer for layer in layers if layer.parameter in names])
@@ -238,7 +241,10 @@ class Rows:
     def _rounded(
         self, extremes: engines.Extremes, curvature: str, parameter: str
     ) -> engines.Extremes:
-        """The extremes with the rounding error of the operator; of the whole network without a parameter."""
+        """The extremes with the rounding error of the operator.
+
+        Of the whole network without a parameter.
+        """
         if curvature not in self._rounding:
             rounding = rounding_error.relative_rounding(self.evaluations, curvature)
             self._rounding[curvature] = [rounding]
