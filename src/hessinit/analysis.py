@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from hessinit.curvature.cost import cost_since
 from hessinit.curvature.derivative_check import check_gradients, check_loss
 from hessinit.curvature.evaluation import Evaluation, evaluate
-from hessinit.curvature.progress import cost_of
 from hessinit.errors import ProblemError
 from hessinit.measurement.facts import facts_of, in_running_order, note_unchecked, notes_on
 from hessinit.problem.functional import FunctionalProblem
@@ -94,7 +94,7 @@ class EvaluatedProblem:
         self.__dict__.pop("batches", None)
         return {
             **facts_of(problem, evaluations),
-            **cost_of(problem, evaluations, self._started),
+            **cost_since(self._started, evaluations),
             "notes": notes,
         }
 

@@ -10,10 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from hessinit.curvature import engines, gram
+from hessinit.curvature import engine_choice, gram
+from hessinit.curvature.cost import gradient_seconds, in_gradients
+from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.curvature.hessian_engine import HessianEngine
+from hessinit.curvature.krylov import MEMORY
 from hessinit.curvature.probes import random_like
-from hessinit.curvature.progress import clock, expected_products, in_gradients, timed_gradient
+from hessinit.curvature.progress import expected_products
 from hessinit.measurement.facts import notes_on, versions_of
 from hessinit.measurement.rows import Details, check_choices
 from hessinit.problem.batches import tensors_in
@@ -58,11 +62,10 @@ class CostModel:
     graphs: float = 1.5
     exact_graphs: float = 20.0
     exact_checks: int = 80
-    # Vectors that a Lanczos run keeps, for each expected product: some take longer. Of blocks with
-    # that many weights few stay.
+    # Vectors that a Lanczos run keeps, for each expected product: some take longer. Of large blocks
+    # few stay.
     rows: float = 1.5
     exact_rows: float = 2.0
-    large_block: int = 2**24
     rows_of_large_block: int = 12
     # What the process takes over what is held at a time: freed blocks that do not fit, and what
     # torch sets up.
@@ -111,9 +114,7 @@ def plan(
     check_choices(curvature, estimator)
     check_switches(network=network)
     max_iterations = check_whole("max_iterations", max_iterations, at_least=1)
-    settings = engines.LanczosSettings(
-        check_tolerance(tolerance), max_iterations, given_problem.seed
-    )
+    settings = LanczosSettings(check_tolerance(tolerance), max_iterations, given_problem.seed)
     asked_for = Details.read(details)
     functional = FunctionalProblem(given_problem)
     with functional.settings():
@@ -132,21 +133,21 @@ def plan_measurement(
     evaluations: Sequence[Evaluation],
     curvature: str,
     estimator: str,
-    settings: engines.LanczosSettings,
+    settings: LanczosSettings,
     network: bool,
 ) -> MeasurementPlan:
     """The plan of a measurement of evaluated batches."""
     problem = evaluations[0].problem
     exact = curvature != "gauss-newton"
-    gram_pass = _GramPass(0, tuple(problem.leaves), engines.HessianEngine.reason)
+    gram_pass = _GramPass(0, tuple(problem.leaves), HessianEngine.reason)
     if curvature != "hessian":
         gram_pass = _plan_gram_pass(evaluations, estimator)
     work = _Work(evaluations, curvature, settings, network, gram_pass)
-    gradient = timed_gradient(problem).seconds
+    gradient = gradient_seconds(problem)
     weights = sum(parameter.nbytes for parameter in problem.model.parameters())
     return MeasurementPlan(
         engine="gram" if gram_pass.columns and not exact else "lanczos",
-        engine_reason=engines.HessianEngine.reason if exact else gram_pass.reason,
+        engine_reason=HessianEngine.reason if exact else gram_pass.reason,
         curvature=curvature,
         layers=len(problem.leaves),
         parameters=work.weights,
@@ -179,7 +180,7 @@ class _Work:
 
     evaluations: Sequence[Evaluation]
     curvature: str
-    settings: engines.LanczosSettings
+    settings: LanczosSettings
     network: bool
     gram_pass: _GramPass
 
@@ -248,10 +249,10 @@ class _Work:
     def overhead(self, gradient: float) -> float:
         """The time beside derivatives, in gradients."""
         problem = self.evaluations[0].problem
-        started = clock(problem)
+        started = problem.clock()
         for leaf in problem.leaves.values():
             random_like(leaf, problem.seed).double()
-        one_pass = clock(problem) - started
+        one_pass = problem.clock() - started
         vectors = self.products**2 * sum(self.blocks) / self.weights
         passes = COST.passes + COST.orthogonalization * vectors
         return in_gradients(COST.start_seconds + passes * one_pass, gradient) or 0.0
@@ -267,14 +268,14 @@ class _Work:
         rows_per_product = COST.exact_rows if self.exact else COST.rows
         rows = min(self.settings.max_iterations, self.products * rows_per_product)
         vectors = [
-            size * (rows if size < COST.large_block else COST.rows_of_large_block)
+            size * (rows if size < MEMORY.size_of_large else COST.rows_of_large_block)
             for size in self.blocks
         ]
         numbers = max(vectors, default=0) + 2 * self.most_repeated
         graphs = COST.exact_graphs if self.exact else COST.graphs
         columns = self.gram_pass.columns
         kept_numbers, passed_numbers = _numbers_between(self.evaluations)
-        passed = min(itemsize * columns * passed_numbers, gram.BYTES_AT_ONCE)
+        passed = min(itemsize * columns * passed_numbers, gram.SIZES.signal_bytes)
         return (
             graphs * sum(self.saved_bytes)
             + max(self._bytes_of_checks, itemsize * numbers)
@@ -301,7 +302,7 @@ def _shares_behind(evaluations: Sequence[Evaluation]) -> dict[str, float]:
     """
     moments = evaluations[0].moments
     first = min((moment for moment in moments.values() if moment is not None), default=0)
-    last = int(evaluations[0].loss.grad_fn._sequence_nr())  # type: ignore[union-attr]
+    last = int(evaluations[0].loss.grad_fn._sequence_nr())
     span = max(1, last - first)
     return {
         name: 0.0 if moment is None else (last - moment) / span for name, moment in moments.items()
@@ -315,16 +316,16 @@ def _plan_gram_pass(evaluations: Sequence[Evaluation], estimator: str) -> _GramP
     if estimator == "lanczos":
         refusal = "estimator='lanczos' was asked for"
     elif estimator == "auto":
-        refusal = engines.too_many_outputs(evaluations)
-    roots = refusal or engines.loss_roots(evaluations)
-    if isinstance(roots, str):
-        return _GramPass(0, used, roots)
+        refusal = engine_choice.too_many_outputs(evaluations)
+    factors = refusal or engine_choice.loss_factors(evaluations)
+    if isinstance(factors, str):
+        return _GramPass(0, used, factors)
     separable = set(used)
     for evaluation in evaluations:
         separable &= {call.name for call in gram.separable_calls(evaluation)}
     by_lanczos = tuple(name for name in used if name not in separable)
-    columns = roots[0].columns.shape[0]
-    reason = engines.gram_reason(columns, len(by_lanczos), len(used))
+    columns = factors[0].columns.shape[0]
+    reason = engine_choice.gram_reason(columns, len(by_lanczos), len(used))
     return _GramPass(columns if len(by_lanczos) < len(used) else 0, by_lanczos, reason)
 
 

@@ -93,6 +93,23 @@ class Batch:
         return join_batches([Batch(None, batch.targets, batch.size) for batch in (self, other)])
 
 
+def part_of(batch: Batch, examples: Tensor) -> Batch:
+    """Some of the examples, of targets that may be flat.
+
+    Flat targets have several entries in a row for each example, as in text.
+    """
+
+    def pick(tensor: Tensor) -> Tensor:
+        entries, excess = divmod(len(tensor), batch.size) if tensor.ndim else (0, 1)
+        if excess or entries < 2:
+            return tensor
+        by_example = tensor.unflatten(0, (batch.size, entries))
+        return by_example[examples.to(tensor.device)].flatten(0, 1)
+
+    taken = batch.take(examples)
+    return Batch(taken.inputs, map_tensors(pick, taken.targets), taken.size)
+
+
 def join_batches(batches: Sequence[Batch]) -> Batch | None:
     """The examples of all batches, one after the other; None if they do not fit together."""
     content = [(batch.inputs, batch.targets) for batch in batches]
