@@ -170,8 +170,8 @@ def _with_labels(
     if labels is None:
         raise ProblemError(
             f"the batch has no 'labels', and task={task!r} needs them: one for each example or "
-            "token. For masked models, transformers.DataCollatorForLanguageModeling(tokenizer) adds "
-            "them."
+            "token. For masked models, transformers.DataCollatorForLanguageModeling(tokenizer) "
+            "adds them."
         )
     if task == "seq2seq-lm" and (isinstance(inputs, Tensor) or "decoder_input_ids" not in inputs):
         parameters = inspect.signature(model.forward).parameters
