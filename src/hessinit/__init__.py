@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from hessinit.measurement.matrices import jacobian as jacobian
     from hessinit.measurement.measure import measure as measure
     from hessinit.measurement.plan import plan as plan
-    from hessinit.measurement.quadratic_form import quadratic_form as quadratic_form
     from hessinit.problem.problem import Problem as Problem
     from hessinit.results.advice import LearningRateAdvice as LearningRateAdvice
     from hessinit.results.comparison import Comparison as Comparison
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from hessinit.results.initialization import Initialization as Initialization
     from hessinit.results.initialization import PlannedWeight as PlannedWeight
     from hessinit.results.initialization import SchemePlan as SchemePlan
-    from hessinit.results.quadratic_forms import QuadraticForm as QuadraticForm
-    from hessinit.results.quadratic_forms import QuadraticForms as QuadraticForms
     from hessinit.results.result import load as load
     from hessinit.results.track_record import TrackedPoint as TrackedPoint
     from hessinit.results.track_record import Tracking as Tracking
