@@ -18,8 +18,8 @@ from torch import nn
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import in_gradients, timed_gradient
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
-from hessinit.init import apply_scheme, defaults, fit, scales, weights
-from hessinit.init.defaults import NOT_SCALED, Config
+from hessinit.init import apply_scheme, fit, scales, weights
+from hessinit.init.options import NOT_SCALED, Fit, FitRequest
 from hessinit.measurement.measure import note_unchecked
 from hessinit.present.advice import WAYS_TO_LEARN
 from hessinit.problem import validate
@@ -97,7 +97,7 @@ def initialize_(
     residual: str = "auto",
     tolerance: float = 0.05,
     max_measurements: int | None = None,
-    max_sharpening: float = defaults.MAX_SHARPENING,
+    max_sharpening: float = Fit.max_sharpening,
     report: bool | None = None,
     seed: int = 0,
     dry_run: bool = False,
@@ -178,22 +178,20 @@ def initialize_(
             "data= asks for a race, which trains at a learning rate; pass lr=, such as 0.1, or lr='auto'."
         )
     name, momentum = _read_rule(optimizer, inside, momentum)
-    config = Config(
-        lr,
-        target,
-        name,
-        momentum,
-        rule,
-        scheme,
-        scaling,
-        curvature,
-        biases,
-        residual,
-        tolerance,
-        max_measurements,
-        max_sharpening,
-        report,
+    chosen = Fit(
+        rule=rule,
+        scheme=scheme,
+        scaling=scaling,
+        curvature=curvature,
+        biases=biases,
+        residual=residual,
+        tolerance=tolerance,
+        max_measurements=max_measurements,
+        max_sharpening=max_sharpening,
+        report=report,
+        momentum=momentum,
     )
+    config = FitRequest(lr, target, name, chosen)
     validate.check_dropout(inside, dropout)
     named = validate.list_patterns(layers)
     options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
@@ -290,14 +288,14 @@ class _Work:
 
     factory: scales.ProblemFactory
     targets: list[weights.Target]
-    config: Config
+    config: FitRequest
     restore: Callable[[], None]
     optimizer: str | loop.MakeOptimizer
     progress: bool | OnStep
 
-    def fit_(self, config: Config) -> Initialization:
+    def fit_(self, config: FitRequest) -> Initialization:
         self.restore()
-        return fit.fit_(self.factory, self.targets, config, self.restore)
+        return fit.fit_weights_(self.factory, self.targets, config, self.restore)
 
     def _trial(
         self, lr: float, margin: float = SURVIVAL_MARGIN, steps: int = SURVIVAL_STEPS
@@ -330,13 +328,13 @@ class _Work:
             [replace(config, flatter=by) for by in FLATTER] if result.kappa is not None else []
         )
         if result.scaling == "small-output":
-            flatter = [replace(config, scaling="last"), *flatter]
-        if _has_branches(result) and config.residual == "auto":
+            flatter = [config.with_options(scaling="last"), *flatter]
+        if _has_branches(result) and config.fit.residual == "auto":
             flatter = [
                 *flatter[:1],
-                *(replace(one, residual="small") for one in (config, *flatter)),
+                *(one.with_options(residual="small") for one in (config, *flatter)),
             ]
-        survivors: list[Config] = []  # at the rate itself, without the margin
+        survivors: list[FitRequest] = []  # at the rate itself, without the margin
         for other in flatter:
             if trial.survived:
                 break
@@ -352,8 +350,8 @@ class _Work:
             self.config = replace(config, flatter=1.0)
             return self._old_weights_(first, f"at lr = {lr:g} the loss blew up in every trial")
         asked = self.config
-        branches = "small residual branches" if config.residual != asked.residual else ""
-        last = "the last weight scaled" if config.scaling != asked.scaling else ""
+        branches = "small residual branches" if config.fit.residual != asked.fit.residual else ""
+        last = "the last weight scaled" if config.fit.scaling != asked.fit.scaling else ""
         kappa = f"κ = {result.kappa:.3g}" if config.flatter > 1 and result.kappa else ""
         told = " and ".join(filter(None, (branches, last, kappa)))
         why = f"; with {told}, since without the loss blew up in a trial" if told else ""
@@ -460,7 +458,7 @@ class _Work:
             found = self._describe(result, "keep" if keep else winner.name)
             found = replace(found, lr=winner.lr, survival=None)
         elif found is not result and self.config.reports:
-            after = scales.ScaledModel(self.factory, [], 0.1).report(self.config.report is True)
+            after = scales.ScaledModel(self.factory, [], 0.1).report(self.config.fit.report is True)
             found = replace(found, before=result.before, after=after)
         notes = [*found.notes]
         if data.different == 1:
@@ -515,18 +513,20 @@ class _Work:
         self, lr: float, results: dict[tuple[str, float], Initialization], first: Initialization
     ) -> list[Candidate]:
 
-        def fitted(name: str, config: Config) -> Candidate:
+        def fitted(name: str, config: FitRequest) -> Candidate:
             def write_() -> None:
-                results[name, lr] = fit.fit_(self.factory, self.targets, config, self.restore)
+                results[name, lr] = fit.fit_weights_(
+                    self.factory, self.targets, config, self.restore
+                )
 
             return Candidate(name, lr, write_, 0.0 if name == OURS else handicap)
 
-        config = replace(self.config, lr=lr, report=False)
+        config = replace(self.config, lr=lr).with_options(report=False)
         auto = self.config.lr == "auto"
         handicap = 0.0 if auto else HANDICAP
         found = [fitted(OURS, config)]
         put_back = (
-            first.plan is None and config.scheme != "keep"
+            first.plan is None and config.fit.scheme != "keep"
         )  # the old weights, after the trials
         if not auto and not put_back:  # it is in the model
             results[OURS, lr] = first
@@ -536,10 +536,10 @@ class _Work:
         if first.kappa is not None and not auto:
             flatter = replace(config, flatter=RACED_FLATTER * config.flatter)
             found.append(fitted(f"{OURS}, κ = {first.kappa / RACED_FLATTER:.3g}", flatter))
-        if _has_branches(first) and config.residual == "auto":
+        if _has_branches(first) and config.fit.residual == "auto":
             size = "plain" if first.symmetries and not config.is_adaptive else "scaled"
-            found.append(fitted(f"{OURS}, {size} branches", replace(config, residual=size)))
-        if self.config.scheme != "keep" and not auto:
+            found.append(fitted(f"{OURS}, {size} branches", config.with_options(residual=size)))
+        if self.config.fit.scheme != "keep" and not auto:
             # Where nothing is scaled, the fitted weights are LSUV's.
             schemes = ["orthogonal"] if first.kappa is None else ["lsuv", "orthogonal"]
             found += [
