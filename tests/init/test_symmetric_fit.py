@@ -18,7 +18,7 @@ from hessinit.init.fit import fit_weights_
 from hessinit.init.options import KAPPA, FitRequest
 from hessinit.init.scales import ProblemFactory
 from hessinit.init.weights import find_targets, snapshot
-from hessinit.problem.problem import ProblemOptions
+from hessinit.problem.problem import Problem
 from hessinit.training.initialize import initialize_
 from tiny import inputs, labels, raise_from
 
@@ -143,8 +143,7 @@ def test_several_fits_measure_the_drawn_weights_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(symmetric_fit, "evaluate", lambda problem: looks.append(problem) or evaluate(problem))
     targets = find_targets(model, None)
     restore = snapshot(targets, list(model.parameters()))
-    options: ProblemOptions = {"layers": None, "forward": None, "dropout": "freeze", "reduction": "auto"}
-    factory = ProblemFactory(model, LOSS, BATCH, {**options, "seed": 0}, "gauss-newton", check=True)
+    factory = ProblemFactory(Problem(model, LOSS, BATCH), "gauss-newton")
     for lr in (0.3, 0.05):
         restore()
         result = fit_weights_(factory, targets, FitRequest(lr=lr), restore)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from hessinit.init.symmetries import Symmetries, find_blocks, find_symmetries
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from tiny import Net, inputs, labels
 
@@ -76,7 +77,7 @@ def prepared(model: nn.Module) -> nn.Module:
 
 def find(model: nn.Module, batch: Any, fixed: Sequence[str] = ()) -> Symmetries:
     loss = text_loss if batch is TEXT else LOSS
-    problem = Problem(model, loss, batch, dropout="freeze", check=False)
+    problem = FunctionalProblem(Problem(model, loss, batch, check=False))
     with problem.settings():
         return find_symmetries(problem, fixed)
 
@@ -302,7 +303,7 @@ def blocks(
     model: nn.Module, layers: list[str] | None = None, batch: Any = BATCH
 ) -> list[tuple[set[str], bool]]:
     """The blocks that `initialize_` scales, without the word weight, and if they keep the function."""
-    problem = Problem(model, LOSS, batch, layers=layers, dropout="freeze", seed=0, check=False)
+    problem = FunctionalProblem(Problem(model, LOSS, batch, layers=layers, check=False))
     names = [name for name in weights_of(model) if model.get_parameter(name).requires_grad]
     allowed = [name for name in names if layers is None or name.removesuffix(".weight") in layers]
     found = find_blocks(problem, allowed, biases_only=layers is not None)

@@ -119,7 +119,7 @@ def fit_weights_(
         symmetries=solution.symmetries,
         plan=plan,
         notes=tuple(filter(None, notes)),
-        seed=factory.seed,
+        seed=factory.problem.seed,
     )
 
 
@@ -149,7 +149,7 @@ def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
 def _find_uses(factory: ProblemFactory, scheme: str) -> tuple[TracedWeights, str]:
     """Where the weights are used, and a note where that is unknown."""
     try:
-        return weights.find_weight_uses(factory.model, factory.sample, factory.forward), ""
+        return weights.find_weight_uses(factory.model, factory.sample, factory.problem.forward), ""
     except ProblemError as failure:
         if scheme != "keep":
             raise
@@ -179,14 +179,14 @@ def _draw_scheme_(
     plan = apply_scheme.write_scheme_(
         factory.model,
         request.scheme_name,
-        weights.find_targets(factory.model, factory.layers),
+        weights.find_targets(factory.model, factory.problem.layers),
         traced,
         factory.sample,
-        factory.forward,
+        factory.problem.forward,
         gains=gains,
         residual=residual,
         biases="keep" if fit.biases == "keep" else "zero",
-        generator=torch.Generator().manual_seed(factory.seed),
+        generator=torch.Generator().manual_seed(factory.problem.seed),
     )
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 
@@ -265,8 +265,8 @@ class _Fitting:
             parameters = factory.model.named_parameters()
             names = {id(parameter): name for name, parameter in parameters}
             stored = [names[id(part)] for target in self.targets for part in target.stored]
-            named = factory.layers is not None
-            blocks = symmetries.find_blocks(factory.problem(), stored, biases_only=named)
+            named = factory.problem.layers is not None
+            blocks = symmetries.find_blocks(factory.functional(), stored, biases_only=named)
             if blocks is not None:
                 return self._solve_symmetries_(blocks)
         if self.request.is_adaptive and self.request.lr is not None:
@@ -338,7 +338,7 @@ class _Fitting:
         rate = request.lr
         if rate == "auto":
             rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
-            rate = best_adam_rate(self.model.factory.problem(), rule)
+            rate = best_adam_rate(self.model.factory.functional(), rule)
         goal = Goal(None, rate if math.isfinite(rate) else None)
         met = (
             f"no curvature was fitted, as steps of {optimizer} do not grow with the gradient: "

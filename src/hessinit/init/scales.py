@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -31,8 +31,9 @@ from hessinit.init.weights import Target
 from hessinit.measurement.loss_range import LossRange, find_loss_range
 from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on
 from hessinit.problem.batches import Batch
-from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions
-from hessinit.problem.validate import Layer, all_finite, layer_name
+from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.problem import Problem
+from hessinit.problem.validate import Layer, all_finite, layer_name, unwrap
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 
 Value = TypeVar("Value")
@@ -59,32 +60,27 @@ NORM_ACCURACY = NormAccuracy()
 class ProblemFactory:
     """Builds the problem for the present weights, and keeps what is measured once in a call."""
 
-    model: nn.Module
-    loss: Loss
-    batch: Any
-    options: ProblemOptions
+    problem: Problem
     curvature: str
-    check: bool  # whether the derivatives are still to be checked
     _values: dict[Hashable, Any] = field(default_factory=dict)
-    _first: Problem | None = None
+    _first: FunctionalProblem | None = None
+    _checked: bool = False
 
-    def problem(self, measured: bool = False) -> Problem:
-        """The problem at the present weights; the first `measured` one is checked."""
-        check = measured and self.check
-        self.check = self.check and not measured
+    def functional(self, measured: bool = False) -> FunctionalProblem:
+        """At the present weights; the first `measured` problem has its derivatives checked."""
+        check = measured and self.problem.check and not self._checked
+        self._checked |= measured
         if self._first is not None:
             return self._first.at_present_weights(check)
-        options: ProblemOptions = {**self.options, "check": check}
-        problem = Problem(self.model, self.loss, self.batch, **options)
+        functional = FunctionalProblem(replace(self.problem, check=check))
         # To write through a parametrization may exchange tensors; without, the values alone change.
         if not any(map(parametrize.is_parametrized, self.model.modules())):
-            self._first = problem
-        return problem
+            self._first = functional
+        return functional
 
     def of_layers(self, names: Sequence[str]) -> ProblemFactory:
         """The same with other layers, once it builds a problem anew: where one is parametrized."""
-        options: ProblemOptions = {**self.options, "layers": list(names)}
-        return replace(self, options=options)
+        return replace(self, problem=replace(self.problem, layers=names))
 
     def once(self, key: Hashable, measure: Callable[[], Value]) -> Value:
         """What `measure` returned when this key was first met."""
@@ -103,27 +99,20 @@ class ProblemFactory:
     @functools.cached_property
     def loss_range(self) -> LossRange:
         """What the loss can be; it does not depend on the weights."""
-        problem = self.problem()
+        problem = self.functional()
         with problem.settings(), torch.enable_grad():
             output = problem.output(problem.batches[0])
             like = [batch for batch in problem.batches if batch.size == problem.batches[0].size]
             return find_loss_range(problem.loss_of, output, like)
 
     @property
-    def forward(self) -> Forward | None:
-        return self.options["forward"]
-
-    @property
-    def layers(self) -> str | Iterable[str] | None:
-        return self.options["layers"]
-
-    @property
-    def seed(self) -> int:
-        return self.options["seed"]
+    def model(self) -> nn.Module:
+        return unwrap(self.problem.model)
 
     @property
     def sample(self) -> Any:
-        return self.batch[0] if isinstance(self.batch, tuple) else self.batch[0][0]
+        batch = self.problem.batch
+        return batch[0] if isinstance(batch, tuple) else batch[0][0]
 
 
 @dataclass(frozen=True)
@@ -201,7 +190,7 @@ class ScaledModel:
 
     def _measure_output(self) -> OutputStatistics:
         try:
-            problem = self.factory.problem()
+            problem = self.factory.functional()
         except WeightsError:  # some are not finite
             return OUTPUT_NOT_FINITE
         with problem.settings():
@@ -216,7 +205,7 @@ class ScaledModel:
 
     def loss_is_quadratic(self) -> bool:
         """Whether the loss has the same curvature at twice the output: a softmax has not."""
-        problem = self.factory.problem()
+        problem = self.factory.functional()
         with problem.settings(), torch.enable_grad():
             batch = problem.batches[0]
             output = problem.output(batch).detach()
@@ -271,7 +260,7 @@ class ScaledModel:
         """The engine at the present scales, kept until they change: its graphs take the memory."""
         if self._evaluated is None or self._evaluated.scales != self.scales:
             self._evaluated = None
-            problem = self.factory.problem(measured=True)
+            problem = self.factory.functional(measured=True)
             with problem.settings():
                 self._evaluated = _Evaluated(dict(self.scales), evaluate(problem), {})
         evaluations = self._evaluated.evaluations
@@ -318,11 +307,11 @@ def network_estimator(evaluations: Sequence[Evaluation]) -> str:
     return "auto" if max(sizes) <= NORM_ACCURACY.most_outputs else "lanczos"
 
 
-def lanczos_settings(problem: Problem, tolerance: float) -> engines.LanczosSettings:
+def lanczos_settings(problem: FunctionalProblem, tolerance: float) -> engines.LanczosSettings:
     return engines.LanczosSettings(tolerance, NORM_ACCURACY.max_iterations, problem.seed)
 
 
-def _output_statistics(problem: Problem, batch: Batch) -> OutputStatistics:
+def _output_statistics(problem: FunctionalProblem, batch: Batch) -> OutputStatistics:
     with torch.enable_grad():  # for a forward that differentiates by its inputs
         output = problem.output(batch).detach()
     if not all_finite(output):

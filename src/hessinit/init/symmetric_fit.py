@@ -174,7 +174,7 @@ class SymmetryScaler:
         self, logs: dict[SymmetryBlock, float]
     ) -> tuple[dict[SymmetryBlock, float], float, bool]:
         """Scale as far as the output stays; return the logs, its change, and if it bounded them."""
-        start = self._factory.problem()
+        start = self._factory.functional()
         fraction = 1.0
         low = 0.0
         high = 1.0
@@ -239,7 +239,7 @@ class SymmetryScaler:
             yield norm_of
 
     def _measuring(self, stack: contextlib.ExitStack) -> NormOf:
-        problem = self._factory.problem(measured=True)
+        problem = self._factory.functional(measured=True)
         curvature = self._factory.curvature
         settings = lanczos_settings(problem, self._tolerance / 5)
         scales: dict[str, Tensor] = {}

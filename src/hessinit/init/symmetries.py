@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hessinit.problem.problem import Problem
+from hessinit.problem.functional import FunctionalProblem
 
 # A degree: the coefficients of the exponents x, by parameter. A tensor without one is a constant of
 # degree 0.
@@ -153,7 +153,7 @@ class Symmetries:
 
 
 def find_symmetries(
-    problem: Problem, fixed: Iterable[str] = (), *, nearly: bool = False
+    problem: FunctionalProblem, fixed: Iterable[str] = (), *, nearly: bool = False
 ) -> Symmetries:
     """The scaling symmetries of the forward that do not scale `fixed` parameters.
 
@@ -169,7 +169,7 @@ def find_symmetries(
     return Symmetries(weights, equations, mode.gains, mode.divides)
 
 
-def output_change(problem: Problem, *logs: Mapping[str, float]) -> float:
+def output_change(problem: FunctionalProblem, *logs: Mapping[str, float]) -> float:
     """The largest relative change of the output (rms) where each parameter is multiplied by e^log.
 
     Costs a forward of the first batch for each of `logs`, and one more.
@@ -217,7 +217,7 @@ class Blocks:
 
 
 def find_blocks(
-    problem: Problem, allowed: Sequence[str], biases_only: bool = False
+    problem: FunctionalProblem, allowed: Sequence[str], biases_only: bool = False
 ) -> Blocks | None:
     """The blocks among the `allowed` weights; None where no weight is scale-free.
 
@@ -255,7 +255,7 @@ def find_blocks(
         return Blocks(tuple(scalable), tuple(rest))
 
 
-def _unused_leaves(problem: Problem) -> list[str]:
+def _unused_leaves(problem: FunctionalProblem) -> list[str]:
     with torch.enable_grad():
         total = problem.output(problem.batches[0]).sum()
     leaves = [*problem.leaves.values()]
@@ -265,7 +265,7 @@ def _unused_leaves(problem: Problem) -> list[str]:
 
 
 def _confirm_scale_free(
-    problem: Problem, symmetries: Symmetries, weights: Sequence[str]
+    problem: FunctionalProblem, symmetries: Symmetries, weights: Sequence[str]
 ) -> SymmetryBlock | None:
     """All scale-free weights; if that fails, without those that fail alone, as at a large eps."""
     block = _confirmed_block(problem, symmetries.scale_free(weights), weights)
@@ -279,7 +279,10 @@ def _confirm_scale_free(
 
 
 def _confirmed_block(
-    problem: Problem, exponents: Exponents | None, weights: Sequence[str], or_nearly: bool = False
+    problem: FunctionalProblem,
+    exponents: Exponents | None,
+    weights: Sequence[str],
+    or_nearly: bool = False,
 ) -> SymmetryBlock | None:
     """A block whose symmetry leaves the output where it is, at half and at twice the weights."""
     if not exponents:

@@ -24,7 +24,8 @@ from hessinit.measurement.measure import note_unchecked
 from hessinit.present.advice import WAYS_TO_LEARN
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
-from hessinit.problem.problem import Forward, Loss, ProblemOptions, uninterrupted
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import LEARNED, Initialization, Trial
@@ -194,18 +195,25 @@ def initialize_(
     config = FitRequest(lr, target, name, chosen)
     validate.check_dropout(inside, dropout)
     named = validate.list_patterns(layers)
-    options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
-    options |= {"reduction": reduction, "seed": seed}
     found = read_batches(batch)
     pairs = [(one.inputs, one.targets) for _, one in found]  # an iterator can be read only once
     is_one = len(found) == 1 and not found[0][0]
-    factory = scales.ProblemFactory(
-        inside, loss, pairs[0] if is_one else pairs, options, curvature, check
+    problem = Problem(
+        inside,
+        loss,
+        pairs[0] if is_one else pairs,
+        forward=forward,
+        layers=named,
+        dropout=dropout,
+        reduction=reduction,
+        seed=seed,
+        check=check,
     )
+    factory = scales.ProblemFactory(problem, curvature)
     for place, one in found:  # before a scheme meets them in some layer
         validate.check_finite_inputs(one.inputs, place)
     steps = trial_steps * (LONGER if config.lr == "auto" else 1)
-    raced = None if data is None else read_race_data(data, factory.batch, steps, seed)
+    raced = None if data is None else read_race_data(data, factory.problem.batch, steps, seed)
     targets = weights.find_targets(inside, named)
     writable = [one for one in targets if not one.reason_unchanged]
     if not writable:
@@ -255,7 +263,7 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
     """The result and its reports with their cost in gradients; without, for weights that are not finite."""
     gradient = None
     with contextlib.suppress(ProblemError):
-        problem = factory.problem()
+        problem = factory.functional()
         with problem.settings():
             gradient = timed_gradient(problem).seconds
 
@@ -302,19 +310,19 @@ class _Work:
     ) -> Trial:
         """Some steps from the present weights on the batch, a little above the rate; all is put back."""
         model = self.factory.model
-        loss = self.factory.loss
-        batch = self.factory.batch
+        loss = self.factory.problem.loss
+        batch = self.factory.problem.batch
         return survives(model, loss, batch, lr=margin * lr, steps=steps, **self._training())
 
     def _training(self) -> dict[str, Any]:
         """What trials and races share."""
-        options = self.factory.options
+        problem = self.factory.problem
         return {
             "optimizer": self.optimizer,
             "momentum": self.config.momentum,
             "loss_range": self.factory.loss_range,
-            "forward": options["forward"],
-            "seed": options["seed"],
+            "forward": problem.forward,
+            "seed": problem.seed,
         }
 
     def survive_(self, result: Initialization) -> Initialization:
@@ -434,7 +442,7 @@ class _Work:
         with race_bar(self.progress is True) as bar:
             trials = race_(
                 self.factory.model,
-                self.factory.loss,
+                self.factory.problem.loss,
                 data,
                 candidates,
                 **self._training(),
@@ -553,10 +561,10 @@ class _Work:
             self.factory.model,
             scheme,
             sample=self.factory.sample,
-            forward=self.factory.options["forward"],
-            layers=self.factory.options["layers"],
+            forward=self.factory.problem.forward,
+            layers=self.factory.problem.layers,
             distributed="each",
-            generator=torch.Generator().manual_seed(self.factory.options["seed"]),
+            generator=torch.Generator().manual_seed(self.factory.problem.seed),
         )
 
 
