@@ -346,7 +346,7 @@ class _SignalRecorder(TorchDispatchMode):
         ]
 
     def _values_of(self, spot: Spot, consumers: Consumers) -> LayerValues:
-        """From a use through its bias, or a normalization, to its activation, if nothing branches."""
+        """From a use, past its bias or a normalization, to its activation, if nothing branches."""
         own = spot
         latest = spot
         activation = None
