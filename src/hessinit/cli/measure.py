@@ -14,7 +14,13 @@ import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_MET, failures_explained, stop
 from hessinit.cli.output import Output, progress
-from hessinit.cli.problem_file import LoadedProblem, find_problem, load_problem, shared_keywords
+from hessinit.cli.problem_file import (
+    PROBLEM_OPTIONS,
+    LoadedProblem,
+    find_problem,
+    load_problem,
+    shared_keywords,
+)
 from hessinit.present.advice import describe_trial
 from hessinit.present.words import format_number
 from hessinit.results import curvature_report as results
@@ -24,6 +30,7 @@ from hessinit.results.initialization import DIVERGED, Trial
 SHARED = ("optimizer", "forward", "dropout", "layers", "curvature", "reduction", "check")
 # And to advise.
 ADVISED = (*SHARED, "dtype", "tolerance", "max_iterations", "seed")
+PLANNED = ("curvature", "estimator", "tolerance", "details", "network")
 # of the race
 TRIAL_STEPS = 48
 BATCH_SIZE = 64
@@ -93,15 +100,15 @@ def measure(
             f"--lr {lr:g} is judged by ‖H‖, which --dry-run does not measure; leave out one of them."
         )
     chosen = options.given(
-        curvature=curvature,
-        layers=layers,
-        tolerance=tolerance,
-        precision=precision,
-        seed=seed,
-        jacobians=jacobians,
-        diagnostics=diagnostics,
-        plan=dry_run,
+        curvature=curvature, layers=layers, tolerance=tolerance, precision=precision, seed=seed
     )
+    wanted = [
+        name
+        for name, is_wanted in (("jacobians", jacobians), ("diagnostics", diagnostics))
+        if is_wanted
+    ]
+    if wanted:
+        chosen["details"] = wanted
     with (
         failures_explained(
             f"measuring {problem}", "the measurement was not finished, and nothing was written."
@@ -112,11 +119,20 @@ def measure(
         given = {**loaded.keywords, **chosen}
         used = given.pop("optimizer", "sgd")
         loaded = loaded if used == "sgd" else _read_once(loaded)
-        report = hessinit.measure(
-            loaded.model, loaded.loss, loaded.batch, progress=announced(show, loaded.model), **given
-        )
+        of_problem = {name: given[name] for name in PROBLEM_OPTIONS if name in given}
+        own = {name: value for name, value in given.items() if name not in of_problem}
+        whole = hessinit.Problem(loaded.model, loaded.loss, loaded.batch, **of_problem)
+        plan = None
+        if dry_run:
+            plan = hessinit.plan(whole, **{name: own[name] for name in PLANNED if name in own})
+        else:
+            report = hessinit.measure(whole, progress=announced(show, loaded.model), **own)
+    if plan is not None:
+        output.write(plan)
+        return
+    with failures_explained(f"measuring {problem}", "nothing was written."):
         advice = None
-        if used != "sgd" and not dry_run:
+        if used != "sgd":
             given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
             known = {name: given[name] for name in ADVISED if name in given} | {
                 "optimizer": used,
@@ -137,7 +153,7 @@ def measure(
             )
         judged = lr if advice is None else advice.lr
         trial = None
-        if not dry_run and report.network_measured and report.findings is not None:
+        if report.network_measured and report.findings is not None:
             from hessinit.training import assert_sound as sound
             from hessinit.training.optimizer_rules import build_optimizer_rule
 
@@ -152,7 +168,7 @@ def measure(
     output.write(
         report, after=None if judged is None else tell_rate(report, judged, problem, advice, trial)
     )
-    if not dry_run and not report.converged:
+    if not report.converged:
         stop(
             f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}.",
             NOT_MET,

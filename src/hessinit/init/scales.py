@@ -28,8 +28,9 @@ from hessinit.errors import WeightsError
 from hessinit.init.options import SCALING
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target
+from hessinit.measurement.facts import in_running_order, note_uncounted, notes_on
 from hessinit.measurement.loss_range import LossRange, find_loss_range
-from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on
+from hessinit.measurement.rows import Rows
 from hessinit.problem.batches import Batch
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
@@ -288,14 +289,14 @@ class ScaledModel:
             cheap = rows.main.is_cheap(names) or len(names) <= NORM_ACCURACY.most_blocks
             layers: tuple[LayerCurvature, ...] = ()
             if every_layer or cheap:
-                layers = rows.layers(in_running_order(problem, rows.evaluations))
+                ordered = in_running_order(problem, rows.evaluations)
+                layers = tuple(rows.layers(ordered).values())
             network = rows.network()
             notes = [*notes_on(problem, rows.evaluations), *note_uncounted(problem)]
             if not layers:
                 notes.append("The layers were not measured one by one; report=True measures them.")
             seconds = time.perf_counter() - started
-            curvature = self.factory.curvature
-            report = rows.report(layers, network, curvature, seconds=seconds, notes=tuple(notes))
+            report = replace(rows.report(layers, network), notes=tuple(notes), seconds=seconds)
         if layers:
             return report
         return replace(report, engine_reason="the network's norm alone was measured")
