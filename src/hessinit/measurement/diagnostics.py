@@ -289,12 +289,7 @@ class _SignalRecorder(TorchDispatchMode):
             return result
         results = list(tensors_in(result))
         if not arguments:
-            # Made for the batch: the positions of its words, its first hidden state.
-            results = [
-                tensor
-                for tensor in results
-                if not tensor.is_floating_point() or self._examples in tensor.shape
-            ]
+            results = [tensor for tensor in results if self._is_made_for_batch(tensor)]
         elif func._schema.is_mutable:  # it may have written into a view
             results += [tensor._base for tensor in results if tensor._base is not None]
         # Two summands that depend on the data make a residual connection; a matrix is a layer of
@@ -306,6 +301,10 @@ class _SignalRecorder(TorchDispatchMode):
                 self._data[tensor] = biased
         return result
 
+    def _is_made_for_batch(self, tensor: Tensor) -> bool:
+        """As the positions of its words are, or its first hidden state."""
+        return not tensor.is_floating_point() or self._examples in tensor.shape
+
     def inspect(self, tensor: Tensor) -> None:
         """Keep this tensor's value if it lies between a weight and the end of its activation."""
         node = _node(tensor)
@@ -313,10 +312,7 @@ class _SignalRecorder(TorchDispatchMode):
             return
         spot = (node, tensor.output_nr)
         self._seen.add(spot)
-        carried: set[str] = set()
-        for source in node.next_functions:
-            name = self._names.get(id(getattr(source[0], "variable", None)))
-            carried |= {name} if name else self._carriers.get(source, set())
+        carried = self._carried_by(node)
         if carried and tensor.layout is torch.strided:
             if tensor not in self._data:
                 self._carriers[spot] = carried
@@ -334,6 +330,14 @@ class _SignalRecorder(TorchDispatchMode):
             if passed or activation_kind(node) is not None:
                 self._followers.add(spot)
                 self._values[spot] = tensor.detach().clone()
+
+    def _carried_by(self, node: Node) -> set[str]:
+        """The weights that reach this node without having met the data."""
+        carried: set[str] = set()
+        for source in node.next_functions:
+            name = self._names.get(id(getattr(source[0], "variable", None)))
+            carried |= {name} if name else self._carriers.get(source, set())
+        return carried
 
     def layer_values(self, output: Tensor) -> list[tuple[str, LayerValues]]:
         """The values of all uses that the output depends on, by leaf, in execution order."""
