@@ -557,14 +557,13 @@ class _Work:
         return [*found, Candidate(YOURS, lr, lambda: None, handicap)]
 
     def _draw_(self, scheme: str) -> None:
-        apply_scheme.apply_scheme_(
+        apply_scheme.draw_scheme_(
             self.factory.model,
-            scheme,
-            sample=self.factory.sample,
-            forward=self.factory.problem.forward,
-            layers=self.factory.problem.layers,
-            distributed="each",
-            generator=torch.Generator().manual_seed(self.factory.problem.seed),
+            apply_scheme.Scheme(scheme),
+            self.factory.sample,
+            self.factory.problem.forward,
+            self.factory.problem.layers,
+            torch.Generator().manual_seed(self.factory.problem.seed),
         )
 
 
