@@ -207,9 +207,9 @@ def _note_fixed_statistics(model: nn.Module) -> Iterator[str]:
     norms = [pair for pair in model.named_modules() if isinstance(pair[1], _BatchNorm)]
     fixed = [name for name, norm in norms if not norm.training and norm.running_mean is not None]
     if fixed:
-        others = f" and {len(fixed) - 1} more" if fixed[1:] else ""
+        suffix = f" and {len(fixed) - 1} more" if fixed[1:] else ""
         yield (
-            f"{fixed[0]}{others}: BatchNorm in eval mode, so the weights before it are not "
+            f"{fixed[0]}{suffix}: BatchNorm in eval mode, so the weights before it are not "
             "scale-free; call model.train() first if you train so."
         )
 
@@ -282,7 +282,9 @@ class _Fitting:
             log = math.log(SCALING.small_output_scale_free / size)
             model.scale_(dict.fromkeys(self.paths.last, log))
         if request.lr != "auto" and not request.is_adaptive:
-            self._lower_([target for target in self.targets if target.key in blocks.rest], goal)
+            self._lower_(
+                [target for target in self.targets if target.key in blocks.remaining], goal
+            )
         adam = AdamRule() if request.is_adaptive else None
         scaler = SymmetryScaler(model.factory, blocks, adam, tolerance)
         fitted = scaler.fit_blocks_(None if request.lr == "auto" else goal.target)
@@ -301,15 +303,15 @@ class _Fitting:
         reason = f"{fitted.reason}; {unmoved}" if fitted.reason else ""
         return Solution(goal, SYMMETRIES, reason=reason, symmetries=fitted.symmetries, met=met)
 
-    def _lower_(self, rest: list[Target], goal: Goal) -> None:
+    def _lower_(self, remaining: list[Target], goal: Goal) -> None:
         """Scale down weights that no symmetry reaches, if that brings the norm to the target."""
-        if not rest or goal.target is None:
+        if not remaining or goal.target is None:
             return
         tolerance = self.request.fit.tolerance
-        factory = self.model.factory.of_layers([weight.key for weight in rest])
-        model = ScaledModel(factory, rest, tolerance / 5)
+        factory = self.model.factory.of_layers([weight.key for weight in remaining])
+        model = ScaledModel(factory, remaining, tolerance / 5)
         if model.network_norm() > goal.target * (1 + tolerance):
-            path = ScalingPath("all", dict.fromkeys((weight.name for weight in rest), 1.0))
+            path = ScalingPath("all", dict.fromkeys((weight.name for weight in remaining), 1.0))
             lowest = math.log(SCALING.smallest_gain_normalized)
             if search.solve_network(model, path, goal.target, self.request, lowest).reason:
                 model.scale_({})

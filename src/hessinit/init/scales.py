@@ -232,8 +232,9 @@ class ScaledModel:
     def own_norm(self, name: str) -> float:
         """‖H‖ of one weight."""
         with self._measuring(every_layer=False) as rows:
-            own = [layer.parameter for layer in rows.problem.layers if _weight_name(layer) == name]
-            return finite_or_inf(rows.main.extremes(own).norm.value) if own else 0.0
+            layers = rows.problem.layers
+            names = [layer.parameter for layer in layers if _weight_name(layer) == name]
+            return finite_or_inf(rows.main.extremes(names).norm.value) if names else 0.0
 
     def layer_norms(self) -> dict[str, float]:
         """‖H‖ of every weight; of the sharper part where a parametrization makes it of several."""
@@ -388,8 +389,8 @@ class ScalingPaths:
         small, large, size = roles
         # The network is about as sharp as the small weight alone will be, and that follows from its
         # norm now.
-        own = self.model.own_norm(small)
-        first = math.log(target / own) / (2 * len(large)) if 0 < own < math.inf else 0.0
+        norm = self.model.own_norm(small)
+        first = math.log(target / norm) / (2 * len(large)) if 0 < norm < math.inf else 0.0
         offset = math.log(SCALING.small_output / size) - first * len(large)
         powers = dict.fromkeys(large, 1.0) | {small: -float(len(large))}
         offsets = dict.fromkeys(large, first) | {small: offset}

@@ -173,10 +173,10 @@ class GainSearch:
 
     def _slope(self, point: SearchPoint) -> float | None:
         """Of log λ by the log_power, from the nearest other measurement; None without another."""
-        others = [p for p in self.points if math.isfinite(p.distance) and p.t != point.t]
-        if not others:
+        finite = [p for p in self.points if math.isfinite(p.distance) and p.t != point.t]
+        if not finite:
             return None
-        nearest = min(others, key=lambda p: abs(p.log_power - point.log_power))
+        nearest = min(finite, key=lambda p: abs(p.log_power - point.log_power))
         if nearest.log_power == point.log_power:
             return 0.0  # biases alone make the output
         return (point.distance - nearest.distance) / (point.log_power - nearest.log_power)
@@ -294,8 +294,8 @@ class CoupledSolve:
         """The best point met by damped quasi-Newton steps from `origin` (zeros)."""
         count = len(self.powers)
         jacobian = 2 * np.outer(np.ones(count), self.powers) - 2 * np.eye(count)
-        at = np.zeros(count) if origin is None else origin
-        best = Solved(at, self._measured(at))
+        start = np.zeros(count) if origin is None else origin
+        best = Solved(start, self._measured(start))
         longest = COUPLED_STEPS.longest
         while best.worst > self.tolerance:
             if len(self.visited) >= self.max_measurements:

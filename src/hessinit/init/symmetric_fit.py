@@ -74,7 +74,7 @@ class SymmetryScaler:
         parameters = factory.model.named_parameters()
         self._parameters = {name: weight for name, weight in parameters if name in scaled}
         self._norms: dict[SymmetryBlock, float] = {}
-        self._norm_of_rest = 0.0
+        self._remaining_norm = 0.0
         self._logs: dict[SymmetryBlock, float] = {}  # of the factors so far
 
     def fit_blocks_(self, target: float | None) -> SymmetricFit:
@@ -85,7 +85,7 @@ class SymmetryScaler:
         """
         self._measure(target)
         if target is None:
-            target = max(self._norm_of_rest, *self._norms.values())
+            target = max(self._remaining_norm, *self._norms.values())
         before = dict(self._norms)
         self._logs = dict.fromkeys(self._norms, 0.0)
         self._scale_inexact_(target)
@@ -108,16 +108,16 @@ class SymmetryScaler:
 
     def _measure(self, target: float | None, every_block: bool = False) -> None:
         """Measure the scale-free weights; if others exceed the target, every block and the rest."""
-        rest = self._blocks.rest
-        others = self._blocks.scalable[1:]
+        remaining = self._blocks.remaining
+        by_gains = self._blocks.scalable[1:]
         with self._curvature() as norm_of:
             self._norms = {self._free: norm_of(self._free.weights)}
-            self._norm_of_rest = 0.0
+            self._remaining_norm = 0.0
             # No block of a semidefinite matrix is sharper than the matrix.
-            names = [*(name for block in others for name in block.weights), *rest]
+            names = [*(name for block in by_gains for name in block.weights), *remaining]
             if every_block or target is None or norm_of(names) > target:
-                self._norms |= {block: norm_of(block.weights) for block in others}
-                self._norm_of_rest = norm_of(rest)
+                self._norms |= {block: norm_of(block.weights) for block in by_gains}
+                self._remaining_norm = norm_of(remaining)
 
     def _scale_inexact_(self, target: float) -> None:
         """Make the blocks flat enough whose symmetry changes the function: these come first."""
@@ -212,7 +212,7 @@ class SymmetryScaler:
                 reason = "a normalization's eps bounds the scale"
             return f"the scale-free weights have ‖H‖ = {free:.3g}, not {target:.3g}: {reason}"
         norms = {block.weights: norm for block, norm in self._norms.items()}
-        norms[self._blocks.rest] = self._norm_of_rest
+        norms[self._blocks.remaining] = self._remaining_norm
         limit = target * (1 + self._tolerance)
         sharp = "; ".join(
             f"{', '.join(map(layer_name, names[:2]))} has ‖H‖ = {norm:.3g}"

@@ -206,10 +206,10 @@ class SymmetryBlock:
 
 @dataclass(frozen=True)
 class Blocks:
-    """First the scale-free weights, then those that gains of normalizations set; and the rest."""
+    """First the scale-free weights, then those that gains of normalizations set; and all others."""
 
     scalable: tuple[SymmetryBlock, ...]
-    rest: Names
+    remaining: Names
 
     @property
     def free(self) -> SymmetryBlock:
@@ -245,14 +245,16 @@ def find_blocks(
             return None
         nearly = find_symmetries(problem, fixed, nearly=True)
         scalable = [free]
-        rest = [name for name in weights if name not in free.weights]
+        remaining = [name for name in weights if name not in free.weights]
         for symmetries in (exact, nearly):
             for exponents in symmetries.against_gains(weights, free.weights):
-                block = _confirmed_block(problem, exponents, rest, or_nearly=symmetries is nearly)
+                block = _confirmed_block(
+                    problem, exponents, remaining, or_nearly=symmetries is nearly
+                )
                 if block is not None:
                     scalable.append(block)
-                    rest = [name for name in rest if name not in block.weights]
-        return Blocks(tuple(scalable), tuple(rest))
+                    remaining = [name for name in remaining if name not in block.weights]
+        return Blocks(tuple(scalable), tuple(remaining))
 
 
 def _unused_leaves(problem: FunctionalProblem) -> list[str]:

@@ -148,8 +148,8 @@ def _slopes(uses: Sequence[LayerUse], like: Tensor) -> krylov.Array:
             # Elementwise, so its derivative times ones is the diagonal.
             head = GradientEdge(use.activation, 0)
             tail = GradientEdge(*use.activation.next_functions[0])
-            ones = like.new_ones(use.result.shape)
-            (derivative,) = torch.autograd.grad([head], [tail], [ones], retain_graph=True)
+            cotangent = like.new_ones(use.result.shape)
+            (derivative,) = torch.autograd.grad([head], [tail], [cotangent], retain_graph=True)
             steepest = use.result.gather(derivative).abs().amax(dim=1).double().cpu().numpy()
         slopes = np.maximum(slopes, steepest)
     return slopes

@@ -112,7 +112,7 @@ class _LayerStatistics:
         self._weight_gradient = part
 
     def add(self, values: LayerValues) -> None:
-        self._before.add(values.own)
+        self._before.add(values.output)
         square = self._after.add(values.after)
         self._names[_activation_name(values.activation)] = None
         if values.after.ndim and len(values.after) > 1:
@@ -239,12 +239,12 @@ def _living_units(values: LayerValues) -> Tensor | None:
 class LayerValues:
     """One use of a weight: its output with its bias, and after the activation, if one follows.
 
-    A normalization between the two is looked through. `entry` is the activation's input: `own`, or
-    the result of the normalization. Without an activation `after` is `own`; `edge` is its place in
-    the graph.
+    A normalization between the two is looked through. `entry` is the activation's input: `output`,
+    or the result of the normalization. Without an activation `after` is `output`; `edge` is its
+    place in the graph.
     """
 
-    own: Tensor
+    output: Tensor
     entry: Tensor
     after: Tensor
     edge: GradientEdge
@@ -349,7 +349,7 @@ class _SignalRecorder(TorchDispatchMode):
 
     def _values_of(self, spot: Spot, consumers: Consumers) -> LayerValues:
         """From a use, past its bias or a normalization, to its activation, if nothing branches."""
-        own = spot
+        output = spot
         latest = spot
         activation = None
         normalized = None
@@ -366,11 +366,11 @@ class _SignalRecorder(TorchDispatchMode):
             if operation_of(latest[0]).role == "norm":
                 normalized = latest
             if _is_addition(latest[0]) and normalized is None:
-                own = latest
-        after = own if activation is None else (activation, 0)
+                output = latest
+        after = output if activation is None else (activation, 0)
         return LayerValues(
-            own=self._values[own],
-            entry=self._values[normalized or own],
+            output=self._values[output],
+            entry=self._values[normalized or output],
             after=self._values[after],
             edge=GradientEdge(*after),
             activation=activation,

@@ -81,8 +81,8 @@ def read_layers(
     uses_by_name = layer_uses.find_uses(output, leaves)
     size = output.shape[0] if output.ndim else 1
     consumers = consumers_of(output)
-    known = known_calls(uses_by_name, leaves, size) if size > 1 else []
-    layouts = zip(known, find_layouts(output, known, seed), strict=True)
+    read = known_calls(uses_by_name, leaves, size) if size > 1 else []
+    layouts = zip(read, find_layouts(output, read, seed), strict=True)
     orders = {call.edge.node: layout for call, layout in layouts}
     layers: LayerUses = {}
     reasons: dict[str, str] = {}
