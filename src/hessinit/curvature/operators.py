@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.evaluation import BatchGraph, graphs_of
 from hessinit.problem.preserve import uninterrupted
 
 
@@ -114,7 +114,7 @@ class WeightOperator(LinearOperator):
 
     def __init__(
         self,
-        evaluations: Sequence[Evaluation],
+        evaluations: Sequence[BatchGraph],
         names: Sequence[str],
         settings: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
@@ -128,7 +128,7 @@ class WeightOperator(LinearOperator):
         self.device = evaluations[0].problem.device
 
     @uninterrupted  # a dense matrix takes many products
-    def _sum_over_batches(self, product: Callable[[Evaluation], Sequence[Tensor]]) -> Tensor:
+    def _sum_over_batches(self, product: Callable[[BatchGraph], Sequence[Tensor]]) -> Tensor:
         found = (join(product(one)).detach() * one.weight for one in self.evaluations)
         return functools.reduce(torch.add, found)
 
@@ -147,7 +147,7 @@ class GaussNewtonOperator(WeightOperator):
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)
 
-        def product(one: Evaluation) -> tuple[Tensor, ...]:
+        def product(one: BatchGraph) -> tuple[Tensor, ...]:
             moved = one.push(self.names, tangents)
             return one.pull(self.names, one.output_hessian(moved, overwrite=True))
 
@@ -157,11 +157,10 @@ class GaussNewtonOperator(WeightOperator):
 class Recorder:
     """Records products on a GPU as CUDA graphs, which demand a stream of their own."""
 
-    def __init__(self, evaluations: Sequence[Evaluation]) -> None:
+    def __init__(self, evaluations: Sequence[BatchGraph]) -> None:
+        self._evaluations = evaluations
         self._stream = torch.cuda.Stream()
         self._last = None
-        for one in evaluations:
-            one.forget()  # a backward pass runs on the stream of its forward: evaluate again on this one
 
     _last: torch.cuda.CUDAGraph | None  # keeps the memory that all share
 
@@ -169,7 +168,9 @@ class Recorder:
     def stream(self) -> Iterator[None]:
         before = torch.cuda.current_stream()
         self._stream.wait_stream(before)
-        with torch.cuda.stream(self._stream):
+        # A backward pass runs on the stream of its forward: graphs of this block are built on this
+        # one.
+        with torch.cuda.stream(self._stream), graphs_of(self._evaluations, anew=True):
             yield
         before.wait_stream(self._stream)
 
@@ -219,7 +220,7 @@ class JacobianOperator(WeightOperator):
 
     def __init__(
         self,
-        evaluations: Sequence[Evaluation],
+        evaluations: Sequence[BatchGraph],
         names: Sequence[str],
         settings: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:

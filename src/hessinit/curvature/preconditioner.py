@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.curvature import engines, lanczos, operators
+from hessinit.curvature import lanczos, operators
+from hessinit.curvature.engine import Engine, LanczosSettings
+from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import Evaluation, evaluate, find_reduction
 from hessinit.problem.batches import Batch, map_tensors
 from hessinit.problem.functional import FunctionalProblem
@@ -91,7 +93,7 @@ class ScaledCurvature(operators.LinearOperator):
 
 
 def spectral_norm(
-    operator: operators.LinearOperator, settings: engines.LanczosSettings, *, semidefinite: bool
+    operator: operators.LinearOperator, settings: LanczosSettings, *, semidefinite: bool
 ) -> Estimate:
     """The largest |eigenvalue|; of a semidefinite operator the largest eigenvalue suffices."""
     found = lanczos.lanczos(
@@ -121,9 +123,9 @@ class AdamCurvature:
 
 def measure_adam(
     rule: AdamRule,
-    engine: engines.Engine,
+    engine: Engine,
     evaluations: Sequence[Evaluation],
-    settings: engines.LanczosSettings,
+    settings: LanczosSettings,
     *,
     semidefinite: bool,
     relative_rates: Tensor | None = None,
@@ -169,8 +171,8 @@ def best_adam_rate(problem: FunctionalProblem, rule: AdamRule) -> float:
     """The learning rate of the largest guaranteed decrease of Adam, as in `advise`."""
     with problem.settings():
         evaluations = evaluate(problem)
-        settings = engines.LanczosSettings(1e-3, 200, problem.seed)
-        engine = engines.build_engine(evaluations, "gauss-newton", settings)
+        settings = LanczosSettings(1e-3, 200, problem.seed)
+        engine = build_engine(evaluations, "gauss-newton", settings)
         return measure_adam(rule, engine, evaluations, settings, semidefinite=True).best(rule)
 
 

@@ -1,20 +1,17 @@
-"""The progress of a measurement, told to the user's function, and its cost in gradients."""
+"""The progress of a measurement, told to the user's function."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.probes import Operator
-from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.validate import layer_name
 
 QUIET_SECONDS = 2.0
@@ -137,63 +134,3 @@ class Watched:
         found = self.operator @ vectors
         self.progress.product(self.name)
         return found
-
-
-# A gradient shorter than this is timed twice, and the shorter one counts: a cold start or another
-# process may have doubled it.
-_SHORT_SECONDS = 0.005
-
-
-class TimedGradient(NamedTuple):
-    seconds: float
-    output: Tensor  # of the first batch
-    by_leaf: dict[str, Tensor]
-
-
-def timed_gradient(problem: FunctionalProblem, weights: Sequence[float] = ()) -> TimedGradient:
-    """Forward and backward of all batches by the measured weights, on warm caches.
-
-    The model runs as in every evaluation of the problem, on copies of the weights; nothing of it
-    changes. `weights` are those of the batches in the loss; without them the gradient itself is not
-    kept.
-    """
-    times = list[float]()
-    own = {**problem.leaves, **problem.constants}
-    names = list(problem.leaves)
-    while not times or (len(times) < 2 and times[-1] < _SHORT_SECONDS):
-        total = dict[str, Tensor]()
-        outputs = list[Tensor]()
-        started = clock(problem)
-        for number, batch in enumerate(problem.batches):
-            output, gradients = problem.output_and_gradients(batch, own, names)
-            outputs = outputs or [output]
-            for name, one in zip(names, gradients, strict=True) if weights else ():
-                part = one if weights[number] == 1 else one * weights[number]
-                total[name] = total[name] + part if name in total else part
-        times.append(clock(problem) - started)
-    return TimedGradient(min(times), outputs[0], total)
-
-
-def in_gradients(seconds: float | None, gradient: float | None) -> float | None:
-    """The cost in gradients; None where one of both is not known."""
-    return seconds / gradient if seconds is not None and gradient else None
-
-
-def cost_of(
-    problem: FunctionalProblem,
-    evaluations: Sequence[Evaluation],
-    started: float,
-    gradient: float | None = None,
-) -> dict[str, Any]:
-    """`seconds` since `started`, and in `gradients`; if none was timed yet, one is, without other graphs."""
-    seconds = clock(problem) - started
-    for one in evaluations:
-        one.forget()
-    gradient = timed_gradient(problem).seconds if gradient is None else gradient
-    return {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
-
-
-def clock(problem: FunctionalProblem) -> float:
-    if problem.device.type == "cuda":
-        torch.cuda.synchronize(problem.device)
-    return time.perf_counter()

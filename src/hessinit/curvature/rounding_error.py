@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hessinit.curvature import operators, probes
 from hessinit.curvature.derivative_check import has_kinks
-from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
+from hessinit.curvature.evaluation import BatchGraph, Evaluation, graphs_of, weights_in
 
 # Of the estimate; on 2,000 random problems 99.9 % of the eigenvalues were within it.
 CAUTION = 6.0
@@ -124,13 +124,14 @@ def relative_rounding(
     if curvature == "gauss-newton" and (full or all(one.separable for one in evaluations)):
         # Float64 convolutions are several times as slow as float32 ones, and take more memory.
         # Examples that see each other, as with BatchNorm, see fewer here, and round alike.
-        some = [
-            Evaluation(problem, one.batch.take(one.sample()), one.weight) for one in evaluations
+        samples = [
+            BatchGraph(problem, one.batch.take(one.sample), one.weight) for one in evaluations
         ]
-        for one in evaluations if problem.device.type == "cuda" else ():
-            one.forget()
-        with contextlib.suppress(Exception):  # a loss that needs the whole batch
-            found = _compare(some, curvature, precision, drew)
+        with contextlib.ExitStack() as stack:
+            if problem.device.type == "cuda":
+                stack.enter_context(graphs_of(evaluations, anew=True))
+            stack.enter_context(contextlib.suppress(Exception))  # a loss that needs all examples
+            found = _compare(samples, curvature, precision, drew)
             limit = _ORDINARY if full else math.inf
             if all(one.single > 0 and one.judge().relative < limit for one in found.values()):
                 return Rounding.of(found, evaluations[0], precision)
@@ -139,7 +140,7 @@ def relative_rounding(
 
 
 def _compare(
-    evaluations: Sequence[Evaluation], curvature: str, precision: str, drew: bool
+    evaluations: Sequence[BatchGraph], curvature: str, precision: str, drew: bool
 ) -> dict[str, Difference]:
     found = [_repeat(evaluation, curvature, precision, drew) for evaluation in evaluations]
     if len(found) == 1:
@@ -154,31 +155,31 @@ def _compare(
 
 
 def _repeat(
-    evaluation: Evaluation, curvature: str, precision: str, drew: bool
+    evaluation: BatchGraph, curvature: str, precision: str, drew: bool
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     problem = evaluation.problem
     single = _product(evaluation, curvature)
     if not drew:  # torch draws other numbers in float64: that would be another function
         with contextlib.suppress(Exception):  # a forward that supports float32 only
-            return single, _product(evaluate_at(evaluation), curvature)
+            return single, _product(evaluation.in_float64(), curvature)
     # Move the weights in their last digit instead.
     weights = weights_in(problem, problem.dtype)
     for name, leaf in problem.leaves.items():
         weights[name] = weights[name] * (
             1 + _LAST_DIGIT[precision] * _random(leaf, problem.seed).sign()
         )
-    return single, _product(evaluate_at(evaluation, weights), curvature)
+    return single, _product(evaluation.at_weights(weights), curvature)
 
 
-def _product(evaluation: Evaluation, curvature: str) -> dict[str, Tensor]:
+def _product(evaluation: BatchGraph, curvature: str) -> dict[str, Tensor]:
     """The curvature times a vector that is the same in every precision."""
     problem = evaluation.problem
     names = list(evaluation.leaves)
     if curvature == "gauss-newton":
-        output = evaluation.output
         leaves = [evaluation.leaves[name] for name in names]
-        bent = evaluation.output_hessian(_random(output, problem.seed))
-        evaluation.forget()
+        with evaluation.graphs():
+            output = evaluation.output
+            bent = evaluation.output_hessian(_random(output, problem.seed))
         # That in float64 is twice as large: the backward pass frees it. A copy may hold the other
         # one.
         keep = output.dtype == problem.dtype

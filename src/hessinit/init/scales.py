@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.functional import vhp
 from torch.nn.utils import parametrize
 
-from hessinit.curvature import engines
+from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.errors import WeightsError
 from hessinit.init.options import SCALING
@@ -309,8 +309,8 @@ def network_estimator(evaluations: Sequence[Evaluation]) -> str:
     return "auto" if max(sizes) <= NORM_ACCURACY.most_outputs else "lanczos"
 
 
-def lanczos_settings(problem: FunctionalProblem, tolerance: float) -> engines.LanczosSettings:
-    return engines.LanczosSettings(tolerance, NORM_ACCURACY.max_iterations, problem.seed)
+def lanczos_settings(problem: FunctionalProblem, tolerance: float) -> LanczosSettings:
+    return LanczosSettings(tolerance, NORM_ACCURACY.max_iterations, problem.seed)
 
 
 def _output_statistics(problem: FunctionalProblem, batch: Batch) -> OutputStatistics:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hessinit.curvature import engines, operators
+from hessinit.curvature import operators
+from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.preconditioner import (
     AdamRule,
@@ -245,9 +246,7 @@ class SymmetryScaler:
         scales: dict[str, Tensor] = {}
         stack.enter_context(problem.settings())
         evaluations = evaluate(problem)
-        engine = engines.build_engine(
-            evaluations, curvature, settings, network_estimator(evaluations)
-        )
+        engine = build_engine(evaluations, curvature, settings, network_estimator(evaluations))
         if self._adam is not None:
             _, square, _ = gradient_moments(evaluations)
             scale = torch.where(square > 0, square.sqrt() + self._adam.eps, torch.inf)

@@ -11,8 +11,10 @@ from typing import Any, cast
 
 from torch import nn
 
-from hessinit.curvature import derivative_check, engines, shares
+from hessinit.curvature import derivative_check, shares
 from hessinit.curvature import progress as progress_of
+from hessinit.curvature.cost import in_gradients, loss_gradient
+from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
 from hessinit.measurement.bounds import jacobian_bounds
@@ -90,7 +92,7 @@ def measure(
     if progress is not None:
         check_callable("progress", progress, "progress(state)")
     max_iterations = check_whole("max_iterations", max_iterations, at_least=1)
-    settings = engines.LanczosSettings(check_tolerance(tolerance), max_iterations, given.seed)
+    settings = LanczosSettings(check_tolerance(tolerance), max_iterations, given.seed)
     if wanted.top > max_iterations:
         raise ProblemError(
             f'details="top-{wanted.top}" with max_iterations={max_iterations}: every eigenvalue takes '
@@ -128,7 +130,7 @@ def _observe(
     progress: progress_of.OnProgress,
     problem: FunctionalProblem,
     curvature: str,
-    settings: engines.LanczosSettings,
+    settings: LanczosSettings,
     network: bool,
 ) -> progress_of.Progress:
     passes = 2 if curvature == "both" else 1
@@ -149,7 +151,7 @@ class _Measurement:
 
     problem: FunctionalProblem
     evaluations: list[Evaluation]
-    settings: engines.LanczosSettings
+    settings: LanczosSettings
     details: Details
     started: float
 
@@ -167,7 +169,7 @@ class _Measurement:
         facts: dict[str, Any] = {}
         by_examples = ranks is not None and ranks.split == "batch"
         if ranks is not None and by_examples:
-            facts = shares.join_shares(ranks, evaluations)
+            evaluations, facts = shares.join_shares(ranks, evaluations)
         notes = notes_on(problem, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, self.settings, self.details)
         layers = in_running_order(problem, evaluations)
@@ -186,18 +188,16 @@ class _Measurement:
         notes = (*notes, *note_unchecked(problem.check), *note_uncounted(problem))
         report = replace(measuring.report(rows, whole), notes=notes, **facts)
         vector = measuring.whole.vector if network and ranks is None else None
-        del measuring  # a gradient is timed: what the engines hold must not stand beside its graph
-        for evaluation in evaluations:
-            evaluation.forget()
+        del measuring  # what the engines hold must not stand beside the backward pass
+        gradient = loss_gradient(evaluations)
         derivative_check.check_answer(evaluations, vector, whole)
-        weights = [evaluation.weight for evaluation in evaluations]
-        gradient = progress_of.timed_gradient(problem, weights)
         if not by_examples:  # of a share, no rank knows all activations
             diagnostics = further.get("diagnostics")
             judged = judge_signals(problem, evaluations, rows, gradient, diagnostics)
             report = replace(report, **judged)
-        cost = progress_of.cost_of(problem, evaluations, self.started, gradient.seconds)
-        return replace(report, **cost)
+        seconds = problem.clock() - self.started
+        cost = in_gradients(seconds, gradient.seconds)
+        return replace(report, seconds=seconds, gradients=cost)
 
     def _measure_layers(self) -> dict[str, Mapping[str, Any]]:
         """Further fields of the rows, by parameter."""

@@ -9,10 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from hessinit.curvature import engines, gram
+from hessinit.curvature import engine_choice, gram
+from hessinit.curvature.cost import gradient_seconds, in_gradients
+from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.curvature.hessian_engine import HessianEngine
 from hessinit.curvature.probes import random_like
-from hessinit.curvature.progress import clock, expected_products, in_gradients, timed_gradient
+from hessinit.curvature.progress import expected_products
 from hessinit.measurement.facts import notes_on, versions_of
 from hessinit.measurement.rows import Details, check_choices
 from hessinit.problem.batches import tensors_in
@@ -95,7 +98,7 @@ def plan(
     check_choices(curvature, estimator)
     check_switches(network=network)
     max_iterations = check_whole("max_iterations", max_iterations, at_least=1)
-    settings = engines.LanczosSettings(check_tolerance(tolerance), max_iterations, given.seed)
+    settings = LanczosSettings(check_tolerance(tolerance), max_iterations, given.seed)
     wanted = Details.read(details)
     functional = FunctionalProblem(given)
     with functional.settings():
@@ -111,13 +114,13 @@ def plan_measurement(
     evaluations: Sequence[Evaluation],
     curvature: str,
     estimator: str,
-    settings: engines.LanczosSettings,
+    settings: LanczosSettings,
     network: bool,
 ) -> MeasurementPlan:
     problem = evaluations[0].problem
     products = expected_products(settings.tolerance, settings.max_iterations)
     shares = _shares_behind(evaluations)
-    gradient = timed_gradient(problem).seconds
+    gradient = gradient_seconds(problem)
     sizes = {name: leaf.numel() for name, leaf in problem.leaves.items()}
     whole = sum(sizes.values())
     largest = max(sizes.values())
@@ -128,7 +131,7 @@ def plan_measurement(
     exact = curvature != "gauss-newton"
     columns = 0
     others = list(sizes)
-    why = engines.HessianEngine.reason
+    why = HessianEngine.reason
     work = (
         lanczos_gradients([*shares.values(), *[1.0] * network], products, exact=True)
         if exact
@@ -145,11 +148,11 @@ def plan_measurement(
         work += columns * PER_COLUMN + grams if columns else 0.0
     work *= 2 if len(evaluations) > 1 else 1  # each batch is measured alone, too
     blocks = [*(sizes[name] for name in others), *[whole] * (network and bool(others))]
-    started = clock(problem)
+    started = problem.clock()
     for leaf in problem.leaves.values():
         random_like(leaf, problem.seed).double()
     passes = PASSES + ORTHOGONALIZATION * products**2 * sum(blocks) / whole
-    work += in_gradients(START + passes * (clock(problem) - started), gradient) or 0.0
+    work += in_gradients(START + passes * (problem.clock() - started), gradient) or 0.0
     saved = [_saved_bytes(one) for one in evaluations]
     weights = sum(one.nbytes for one in problem.model.parameters())
     rows = min(settings.max_iterations, products * (EXACT_ROWS if exact else ROWS))
@@ -162,7 +165,7 @@ def plan_measurement(
     held = (EXACT_GRAPHS if exact else GRAPHS) * sum(saved) + max(
         checks, itemsize * (longest + 2 * repeated)
     )
-    held += itemsize * whole + kept + min(passed, gram.BYTES_AT_ONCE)
+    held += itemsize * whole + kept + min(passed, gram.SIZES.signal_bytes)
     return MeasurementPlan(
         engine="gram" if columns and not exact else "lanczos",
         engine_reason=why,
@@ -183,7 +186,7 @@ def plan_measurement(
 def _shares_behind(evaluations: Sequence[Evaluation]) -> dict[str, float]:
     """The share of the forward that runs after each leaf, counted in operations; 0 for an unused one."""
     moments = {name: one for name, one in evaluations[0].moments.items() if one is not None}
-    last = int(evaluations[0].loss.grad_fn._sequence_nr())  # type: ignore[union-attr]
+    last = int(evaluations[0].loss.grad_fn._sequence_nr())
     span = max(1, last - min(moments.values(), default=0))
     return {name: (last - moments.get(name, last)) / span for name in evaluations[0].moments}
 
@@ -193,8 +196,8 @@ def _gram_columns(evaluations: Sequence[Evaluation], estimator: str) -> tuple[in
     unused = unused_leaves(evaluations)
     others = [name for name in evaluations[0].problem.leaves if name not in unused]
     refused = "estimator='lanczos' was asked for" if estimator == "lanczos" else None
-    refused = engines.too_many_outputs(evaluations) if estimator == "auto" else refused
-    roots = refused or engines.loss_roots(evaluations)
+    refused = engine_choice.too_many_outputs(evaluations) if estimator == "auto" else refused
+    roots = refused or engine_choice.loss_factors(evaluations)
     if isinstance(roots, str):
         return 0, others, roots
     columns = roots[0].columns.shape[0]
@@ -202,7 +205,7 @@ def _gram_columns(evaluations: Sequence[Evaluation], estimator: str) -> tuple[in
     for one in evaluations:
         known = {call.name for call in gram.separable_calls(one)}
         lost |= {name for name in others if name not in known}
-    reason = engines.gram_reason(columns, len(lost), len(others))
+    reason = engine_choice.gram_reason(columns, len(lost), len(others))
     return (
         columns if len(lost) < len(others) else 0,
         [name for name in others if name in lost],

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.curvature import derivative_check, layer_uses
+from hessinit.curvature.cost import cost_since
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.probes import ProbeKind, ProbeStream
-from hessinit.curvature.progress import cost_of
 from hessinit.errors import ProblemError, check_names, choose, did_you_mean
 from hessinit.measurement.facts import facts_of, in_running_order, note_unchecked, notes_on
 from hessinit.problem.functional import FunctionalProblem, ProblemOptions
@@ -222,7 +222,7 @@ def quadratic_form(
         passes.clear()  # their graphs
         facts = {
             **facts_of(problem, evaluations),
-            **cost_of(problem, evaluations, started),
+            **cost_since(started, evaluations),
             "notes": notes,
         }
         return QuadraticForms(layers=layers, directions=kind, draws=draws, **facts)

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
-from hessinit.curvature.progress import TimedGradient
+from hessinit.curvature.cost import LossGradient
+from hessinit.curvature.evaluation import Evaluation, weights_in
 from hessinit.measurement.diagnostics import diagnose
 from hessinit.measurement.loss_range import LossOf, deviations_above_constant
 from hessinit.present import words
@@ -58,7 +58,7 @@ def judge_signals(
     problem: FunctionalProblem,
     evaluations: Sequence[Evaluation],
     rows: Sequence[LayerCurvature],
-    gradient: TimedGradient,
+    gradient: LossGradient,
     diagnostics: Mapping[str, Diagnostics] | None = None,
 ) -> dict[str, Any]:
     """The report's findings that depend on no learning rate, and its norm of the gradient.
@@ -67,8 +67,6 @@ def judge_signals(
     in LoRA, keep it from the layers before them for a step or two. `diagnostics` are those of
     `diagnose`, if known.
     """
-    for evaluation in evaluations:
-        evaluation.forget()  # on a GPU the graph may belong to another stream
     first = evaluations[0]
     gradients = gradient.by_leaf
     if diagnostics is None:
@@ -185,7 +183,7 @@ def _without_gradient(evaluation: Evaluation, gradients: Mapping[str, Tensor]) -
                 direction = _scaled(gradient)
                 length = LIMITS.step * (float(weight.norm()) or 1.0)
                 weights[name] = weight - length * direction / direction.norm()
-        moved = evaluate_at(evaluation, weights)
+        moved = evaluation.at_weights(weights)
         leaves = list(moved.leaves.values())
         new_gradients = torch.autograd.grad(moved.loss, leaves, materialize_grads=True)
         gradients = dict(zip(moved.leaves, new_gradients, strict=True))

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hessinit.curvature.cost import gradient_seconds, in_gradients
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.curvature.progress import in_gradients, timed_gradient
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
 from hessinit.init import apply_scheme, fit, scales, weights
 from hessinit.init.options import NOT_SCALED, Fit, FitRequest
@@ -265,7 +265,7 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
     with contextlib.suppress(ProblemError):
         problem = factory.functional()
         with problem.settings():
-            gradient = timed_gradient(problem).seconds
+            gradient = gradient_seconds(problem)
 
     def priced(report: CurvatureReport | None) -> CurvatureReport | None:
         return report and replace(report, gradients=in_gradients(report.seconds, gradient))

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from hessinit.curvature.engines import LanczosSettings, build_engine
+from hessinit.curvature.cost import in_gradients, loss_gradient
+from hessinit.curvature.engine import LanczosSettings
+from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import evaluate
-from hessinit.curvature.progress import in_gradients, timed_gradient
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number
 from hessinit.measurement.facts import (
     in_running_order,
@@ -454,9 +455,7 @@ class _Subject:
                 build_engine(evaluations, self.curvature, self.settings)
             notes = (*notes_on(problem, evaluations), *note_unchecked(problem.check))
             uncounted = note_uncounted(problem, steps.moved) if steps.name else ()
-            for one in evaluations:
-                one.forget()
-            self.gradient_seconds = timed_gradient(problem).seconds
+            self.gradient_seconds = loss_gradient(evaluations).seconds
             return {
                 "optimizer": steps.name,
                 "examples": problem.examples,
