@@ -15,7 +15,14 @@ from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
 from hessinit.errors import DerivativeError, ProblemError
 from hessinit.init import apply_scheme, mean_field, search, symmetries, weights
 from hessinit.init.draws import DrawingJob
-from hessinit.init.options import NOT_SCALED, SCALING, SYMMETRIES, FitRequest, Goal, NetworkTraits
+from hessinit.init.options import (
+    NOT_SCALED,
+    SCALING,
+    SYMMETRIES,
+    FitGoal,
+    FitRequest,
+    NetworkTraits,
+)
 from hessinit.init.scales import ProblemFactory, ScaledModel, ScalingPath, ScalingPaths
 from hessinit.init.symmetric_fit import SymmetryScaler
 from hessinit.init.trace import WeightUse, parametrized_name
@@ -34,7 +41,7 @@ class Solution:
     the goal.
     """
 
-    goal: Goal
+    goal: FitGoal
     scaling: str | None
     measurements: tuple[Measurement, ...] = ()
     reason: str = ""
@@ -303,7 +310,7 @@ class _Fitting:
         reason = f"{fitted.reason}; {unmoved}" if fitted.reason else ""
         return Solution(goal, SYMMETRIES, reason=reason, symmetries=fitted.symmetries, met=met)
 
-    def _lower_(self, remaining: list[Target], goal: Goal) -> None:
+    def _lower_(self, remaining: list[Target], goal: FitGoal) -> None:
         """Scale down weights that no symmetry reaches, if that brings the norm to the target."""
         if not remaining or goal.target is None:
             return
@@ -328,7 +335,7 @@ class _Fitting:
         if rate == "auto":
             rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
             rate = best_adam_rate(self.model.factory.functional(), rule)
-        goal = Goal(None, rate if math.isfinite(rate) else None)
+        goal = FitGoal(None, rate if math.isfinite(rate) else None)
         met = (
             f"no curvature was fitted, as steps of {optimizer} do not grow with the gradient: "
             f"{drawn} are kept"

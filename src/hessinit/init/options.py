@@ -147,7 +147,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Goal:
+class FitGoal:
     """The norm to reach, and the learning rate and κ that it follows from, if it was not given."""
 
     target: float | None
@@ -239,7 +239,7 @@ class FitRequest:
         """In log ‖H‖; leaves room for the errors of the measured norms."""
         return math.log1p(self.fit.tolerance) * (1 - 2 * SCALING.search_fraction)
 
-    def goal(self, kappa: float, norm: float, unscaled: bool) -> Goal:
+    def goal(self, kappa: float, norm: float, unscaled: bool) -> FitGoal:
         """The norm to reach for this κ, where the scheme's weights have the given norm.
 
         Momentum makes lasting steps 1/(1 − momentum) times as long. lr="auto" takes the rate that
@@ -247,15 +247,15 @@ class FitRequest:
         scaled to suit any rate. There is none for weights without curvature.
         """
         if self.lr is None:
-            return Goal(1.0 if self.target is None else self.target)
+            return FitGoal(1.0 if self.target is None else self.target)
         kappa = kappa / self.flatter
         rate = self.lr
         shorter = 1 - self.momentum
         if rate == "auto":
             if not 0 < norm < math.inf:
-                return Goal(kappa, None, kappa)
+                return FitGoal(kappa, None, kappa)
             rate = (max(kappa, 1.0) if unscaled else 1.0) * shorter / norm
-        return Goal(kappa * shorter / rate, rate, kappa)
+        return FitGoal(kappa * shorter / rate, rate, kappa)
 
 
 @dataclass(frozen=True)

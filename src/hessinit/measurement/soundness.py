@@ -48,7 +48,7 @@ class SoundnessLimits:
     step: float = 1e-2
 
 
-LIMITS = SoundnessLimits()
+SOUNDNESS = SoundnessLimits()
 
 REDRAW = 'Draw the weights anew: hessinit.apply_scheme_(model, "lsuv", sample=inputs)'
 DEEPER = f"{REDRAW}; if they come from a scheme already, add normalization or residual connections."
@@ -98,7 +98,7 @@ def _size_of_inputs(problem: FunctionalProblem) -> float:
 
 
 def _way_out(inputs: float, otherwise: str) -> str:
-    if inputs <= LIMITS.large_inputs:
+    if inputs <= SOUNDNESS.large_inputs:
         return otherwise
     return f"Normalize the inputs, whose root mean square is {words.format_number(inputs)}."
 
@@ -181,7 +181,7 @@ def _without_gradient(evaluation: Evaluation, gradients: Mapping[str, Tensor]) -
             if bool(gradient.any()):
                 weight = weights[name].detach()
                 direction = _scaled(gradient)
-                length = LIMITS.step * (float(weight.norm()) or 1.0)
+                length = SOUNDNESS.step * (float(weight.norm()) or 1.0)
                 weights[name] = weight - length * direction / direction.norm()
         moved = evaluation.at_weights(weights)
         leaves = list(moved.leaves.values())
@@ -215,7 +215,7 @@ def _judge_depth(
     # give scores or branches of a residual network; the last one's outputs may be small on purpose.
     hidden = {names[name]: layer for name, layer in list(signals.items())[:-1] if layer.activation}
     shares = {name: layer.signal for name, layer in hidden.items() if layer.signal is not None}
-    lost = [name for name, share in shares.items() if share < LIMITS.least_signal]
+    lost = [name for name, share in shares.items() if share < SOUNDNESS.least_signal]
     if lost:
         least = min(shares.values())
         yield Finding(
@@ -224,7 +224,7 @@ def _judge_depth(
             message=f"After {_name(lost)} all examples look the same: their activations differ by "
             f"{words.format_percent(least, 2)} of their size.",
             way_out=_way_out(inputs, DEEPER),
-            excess=LIMITS.least_signal / max(least, 1e-300),
+            excess=SOUNDNESS.least_signal / max(least, 1e-300),
         )
         return
     # Not the standard deviation alone: a sigmoid's outputs are near ½ where a gate is open.
@@ -239,7 +239,7 @@ def _judge_depth(
     smallest = min(order, key=sizes.__getitem__)
     largest = max(order, key=sizes.__getitem__)
     ratio = sizes[largest] / sizes[smallest]
-    if sizes[largest] > LIMITS.most_uneven * sizes[smallest]:
+    if sizes[largest] > SOUNDNESS.most_uneven * sizes[smallest]:
         verb = "grow" if order.index(smallest) < order.index(largest) else "shrink"
         yield Finding(
             kind=f"activations {verb}",
@@ -247,7 +247,7 @@ def _judge_depth(
             message=f"Activations {verb} with depth: those of {words.call_layer(largest)} are "
             f"{words.format_times(ratio)} times those of {words.call_layer(smallest)}.",
             way_out=_way_out(inputs, DEEPER),
-            excess=ratio / LIMITS.most_uneven,
+            excess=ratio / SOUNDNESS.most_uneven,
         )
 
 
@@ -315,11 +315,11 @@ def _judge_start(loss_of: LossOf, output: Tensor, batch: Batch, inputs: float) -
     if not _may_start_high(loss_of, output, batch, loss, zero):
         return
     deviations = deviations_above_constant(loss_of, output, batch, loss)
-    if not LIMITS.most_deviations < deviations < math.inf:
+    if not SOUNDNESS.most_deviations < deviations < math.inf:
         return
     number = words.format_number(zero)
     smaller = f"Make the last weights smaller: with an output of 0 the loss is {number}."
-    if deviations_above_constant(loss_of, output, batch, zero) > LIMITS.most_deviations:
+    if deviations_above_constant(loss_of, output, batch, zero) > SOUNDNESS.most_deviations:
         smaller = "Normalize the targets: an output of 0 is as far from them."
     yield Finding(
         kind="loss too large",
@@ -327,7 +327,7 @@ def _judge_start(loss_of: LossOf, output: Tensor, batch: Batch, inputs: float) -
         f"constant output by {words.format_times(deviations)} times the standard deviation of that "
         "output's losses.",
         way_out=_way_out(inputs, smaller),
-        excess=deviations / LIMITS.most_deviations,
+        excess=deviations / SOUNDNESS.most_deviations,
     )
 
 
@@ -342,7 +342,7 @@ def _may_start_high(
         return loss > zero
     mean = gradient.mean(0)
     spread = float((gradient - mean).square().mean(0).sum().sqrt())
-    if float(mean.norm()) > LIMITS.far_from_zero * spread:
+    if float(mean.norm()) > SOUNDNESS.far_from_zero * spread:
         return True
     size = float(gradient.square().mean().sqrt())
     stepped = float(loss_of(-gradient / size, batch).detach())
