@@ -103,7 +103,7 @@ class _Gathered:
         )
 
     def add(self, values: LayerValues, *, brief: bool = False) -> None:
-        """Take a use into account; briefly, without `preactivation_std`, and less exactly."""
+        """Take a use into account; briefly: without what saturates, and less exactly."""
         after = values.after
         brief = brief and after.dtype in (torch.float32, torch.float64) and after.numel() > 0
         square = self._after.add_roughly(after) if brief else self._after.add(after)
@@ -123,7 +123,7 @@ class _Gathered:
             # say.
             known = self._alive.get(len(alive))
             self._alive[len(alive)] = alive if known is None else alive | known
-        saturated = _saturated_entries(values)
+        saturated = None if brief else _saturated_entries(values)
         if saturated is not None:
             self._saturated += int(saturated.sum())
             self._saturable += saturated.numel()
@@ -156,8 +156,11 @@ class _Gathered:
 
 
 def _square(values: Tensor) -> float:
-    """The sum of the squares; in float64, for that of 1e-25 is 0 in float32."""
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+    """The sum of the squares; in float64 where needed, for that of 1e-25 is 0 in float32."""
+    norm = float(torch.linalg.vector_norm(values))
+    if not 1e-15 < norm < 1e15:
+        norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return norm**2
 
 
 class Moments:
