@@ -163,14 +163,14 @@ def test_recorded_products_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -
     torch.manual_seed(0)
     model, data = Normalized().cuda(), (inputs(6, 1, 8, 8), labels())
     recorded: list[bool] = []
-    record = operators.Recorder.record
+    record = operators.KernelRecorder.record
 
-    def noticed(self: operators.Recorder, function: Any) -> Any:
+    def noticed(self: operators.KernelRecorder, function: Any) -> Any:
         found = record(self, function)
         recorded.append(found is not None)
         return found
 
-    monkeypatch.setattr(operators.Recorder, "record", noticed)
+    monkeypatch.setattr(operators.KernelRecorder, "record", noticed)
     fast = hessinit.measure(model, LOSS, data, estimator="lanczos", network=False)
     assert recorded
     assert all(recorded)

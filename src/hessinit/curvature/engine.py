@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hessinit.curvature import lanczos, operators, rounding_error, stochastic
-from hessinit.curvature.krylov import SMALL
-from hessinit.curvature.probes import Operator
+from hessinit.curvature.krylov import STOPPING, Operator
 from hessinit.curvature.progress import NETWORK, Progress, Watched
 from hessinit.results.curvature_report import Estimate
 
@@ -69,9 +68,13 @@ class LanczosSettings:
         start: lanczos.Start | None = None,
     ) -> lanczos.LanczosSearch:
         """A Lanczos run that has not begun."""
-        return lanczos.LanczosSearch(
-            operator, which=which, semidefinite=semidefinite, start=start, **self.options
+        goal = lanczos.Goal(
+            which=which,
+            tolerance=self.tolerance,
+            max_iterations=self.max_iterations,
+            is_semidefinite=semidefinite,
         )
+        return lanczos.LanczosSearch.of(operator, goal, self.seed, start)
 
     def largest_eigenvalue(self, operator: Operator) -> Estimate:
         return lanczos.run_together([self.search(operator, "top")])[0].top
@@ -123,7 +126,7 @@ class Engine(ABC):
             size = int(operator.shape[0])
             which: lanczos.Which = "top" if rank is not None and rank < size else self.ends
             # For both ends it has no part in the null space, and would not see an eigenvalue 0.
-            if size <= SMALL or which == "both":
+            if size <= STOPPING.small_size or which == "both":
                 start = None
             semidefinite = rank is not None
             searches.append(
@@ -158,7 +161,7 @@ def with_rounding(
 ) -> Extremes:
     """Add the rounding error of the operator; beyond `tolerance`, nothing counts as converged."""
     norm = extremes.norm.value
-    fraction = rounding_error.CAUTION * rounding.relative
+    fraction = rounding_error.ROUNDING.caution * rounding.relative
     if not fraction or not math.isfinite(norm):
         return extremes
     if rounding.is_all:

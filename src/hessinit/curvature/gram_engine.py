@@ -90,7 +90,7 @@ class GramEngine(Engine):
             watched = [
                 self.settings.watched(gram, [name]) for name, gram in zip(small, grams, strict=True)
             ]
-            tops = lanczos.lockstep_tops(watched, **self.settings.options)
+            tops = lanczos.largest_eigenvalues(watched, **self.settings.options)
             self.settings.report_done(*small)
             for name, gram, top in zip(small, grams, tops, strict=True):
                 extremes[name] = self._from_gram(top, [gram])

@@ -14,8 +14,9 @@ from torch import Tensor
 from hessinit.curvature import lanczos, operators
 from hessinit.curvature.engine import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.krylov import Operator
 from hessinit.curvature.loss_hessian import LossFactor
-from hessinit.curvature.probes import Operator, ProbeStream
+from hessinit.curvature.probes import ProbeStream
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,12 @@ class LanczosEngine(Engine):
         return operators.GaussNewtonOperator(self._evaluations, names)
 
     @cached_property
-    def _recorder(self) -> operators.Recorder | None:
+    def _recorder(self) -> operators.KernelRecorder | None:
         """For kernels so small that starting them takes longer than running them."""
         if self._evaluations[0].problem.device.type != "cuda":
             return None
         numbers = max(evaluation.numbers_per_node for evaluation in self._evaluations)
-        return operators.Recorder(self._evaluations) if numbers < SIZES.recorded else None
+        return operators.KernelRecorder(self._evaluations) if numbers < SIZES.recorded else None
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[None]:

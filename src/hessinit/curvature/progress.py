@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hessinit.curvature.probes import Operator
+from hessinit.curvature.krylov import Operator
 from hessinit.problem.validate import layer_name
 
 QUIET_SECONDS = 2.0

@@ -50,7 +50,9 @@ def measure(
     distributed: str | None = None,
     progress: progress_of.OnProgress | None = None,
 ) -> CurvatureReport:
-    """Measure the curvature of every layer and of the network; the model stays bit for bit as it was.
+    """Measure the curvature of every layer and of the network.
+
+    The model stays bit for bit as it was.
 
     Takes a `Problem`, or model, loss and batch for one with the defaults. `curvature` is
     "gauss-newton" (the paper's approximation; fast), "hessian" (exact) or "both" (with the gap
@@ -77,6 +79,7 @@ def measure(
     Costs 20 to 50 gradients for a classifier with ten outputs, all layers and the network together;
     with diagnostics up to 1.5 times, with Jacobian products 6 to 25 times as much.
 
+    >>> import torch
     >>> model = nn.Linear(3, 1, bias=False).double()
     >>> inputs = torch.eye(3, dtype=torch.float64)
     >>> report = measure(model, nn.MSELoss(), (inputs, torch.zeros(3, 1)))

@@ -161,7 +161,10 @@ class Rows:
     def fill(
         self, layers: Sequence[Layer], network: bool, ranks: Ranks | None
     ) -> dict[str, LayerCurvature]:
-        """The rows by parameter; "" is the network, if asked for. In a distributed job: of all ranks."""
+        """The rows by parameter.
+
+        "" is the network, if asked for. In a distributed job: of all ranks.
+        """
 
         def find(names: Collection[str]) -> dict[str, LayerCurvature]:
             rows = self.layers([layer for layer in layers if layer.parameter in names])
@@ -201,7 +204,7 @@ class Rows:
                 rounding = rounding_error.relative_rounding(self.evaluations, self._kind, "tf32")
                 errors = [rounding.network, *rounding.layers.values()]
                 largest = max(error.relative for error in errors)
-                if rounding_error.CAUTION * largest <= self._settings.tolerance:
+                if rounding_error.ROUNDING.caution * largest <= self._settings.tolerance:
                     self._rounding[self._kind] = [rounding]
                     self._precision = "; matrix products in TF32"
                     yield
@@ -245,7 +248,7 @@ class Rows:
         )
 
     def _rounded(self, extremes: Extremes, curvature: str, parameter: str) -> Extremes:
-        """The extremes with the rounding error of the operator; of the whole network without a parameter."""
+        """The extremes with the operator's rounding error; of the network without a parameter."""
         if curvature not in self._rounding:
             rounding = rounding_error.relative_rounding(self.evaluations, curvature)
             self._rounding[curvature] = [rounding]

@@ -129,7 +129,10 @@ class FunctionalProblem:
 
     @torch.inference_mode(False)
     def at_present_weights(self, check: bool) -> FunctionalProblem:
-        """The same problem for the values that the parameters have now; all else must be as it was."""
+        """The same problem for the values that the parameters have now.
+
+        All else must be as it was.
+        """
         check_values(self.model, self.layers)
         other = copy.copy(self)
         other._start_again(check)
@@ -147,10 +150,10 @@ class FunctionalProblem:
     def rows(self) -> int:
         return sum(batch.rows for batch in self.batches)
 
-    def _convert(self, place: str, read: Batch) -> Batch:
-        inputs = cast(read.inputs, self.dtype, self.device)
-        validate.check_finite_inputs(inputs, place)
-        return Batch(inputs, read.targets, read.size)
+    def _convert(self, prefix: str, batch: Batch) -> Batch:
+        inputs = cast(batch.inputs, self.dtype, self.device)
+        validate.check_finite_inputs(inputs, prefix)
+        return Batch(inputs, batch.targets, batch.size)
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:

@@ -1,4 +1,5 @@
-"""The ranks of a distributed job that call a verb together: agreement, messages, and who is missing.
+"""The ranks of a distributed job that call a verb together: agreement, messages, and who is
+missing.
 
 They form a star around rank 0: whoever waits knows for whom, and a closed connection names who is
 gone.
@@ -113,7 +114,10 @@ class Ranks:
         return self.exchange(None if self.rank else work(), last)[0]
 
     def lead(self, work: Callable[[], T], answer: Callable[..., Any]) -> T:
-        """What the work gives on rank 0, on every rank; the others answer the questions that it asks."""
+        """What the work gives on rank 0, on every rank.
+
+        The others answer the questions that it asks.
+        """
         self._leads = not self.rank
         return self._settle([] if self.rank else [work()], answer=answer)[0]
 
@@ -126,7 +130,9 @@ class Ranks:
     def divide(
         self, sizes: Mapping[str, int], work: Callable[[list[str]], dict[str, T]]
     ) -> dict[str, T]:
-        """Do the work by names, each on one rank: the largest first, on the rank with the least to do."""
+        """Do the work by names, each on one rank: the largest first, on the rank with the least to
+        do.
+        """
         loads = [0.0] * self.size
         mine = []
         largest = max(sizes.values())
@@ -190,7 +196,9 @@ class Ranks:
             self._lost[rank] = _SLOW if "timed out" in str(failure).lower() else _GONE
 
     def agree(self, given: Mapping[str, Any], *, same_weights: bool) -> list[Batch]:
-        """Refuse, on every rank, options or models that differ between the ranks; returns the batches."""
+        """Refuse, on every rank, options or models that differ between the ranks; returns the
+        batches.
+        """
         check_model(given["model"], given.get("forward"))
         model = unwrap(given["model"])
         check_present(model)
@@ -261,7 +269,8 @@ def on_all_ranks(
     alone: Callable[[Ranks, Any, Callable[[], Any]], Any] | None = None,
     splits: Sequence[str] = ("batch", "layers", "each"),
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let the ranks of a job call a verb together, which finds the `Ranks` in place of `distributed`.
+    """Let the ranks of a job call a verb together, which finds the `Ranks` in place of
+    `distributed`.
 
     Or `alone`, which gets ranks, model and verb, runs it on rank 0, on the examples of all ranks.
     `splits` is what `distributed` may be: with "each", a rank calls the verb for itself, and it
@@ -314,7 +323,9 @@ def _flatten(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_each(verb: str, split: str | None, model: Any, *, together: bool) -> None:
-    """Refuse to work for one rank alone where nobody asked for it, or where the ranks share one model."""
+    """Refuse to work for one rank alone where nobody asked for it, or where the ranks share one
+    model.
+    """
     modules = [*model.modules()] if isinstance(model, nn.Module) else []
     is_shared = any(isinstance(one, nn.parallel.DistributedDataParallel) for one in modules)
     if modules:
