@@ -15,6 +15,7 @@ from hessinit.curvature.cost import gradient_seconds, in_gradients
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.hessian_engine import HessianEngine
+from hessinit.curvature.krylov import MEMORY
 from hessinit.curvature.probes import random_like
 from hessinit.curvature.progress import expected_products
 from hessinit.measurement.facts import notes_on, versions_of
