@@ -112,7 +112,7 @@ class _LayerStatistics:
         self._weight_gradient = part
 
     def add(self, values: LayerValues, *, brief: bool = False) -> None:
-        """Take a use into account; briefly, without `preactivation_std`, and less exactly."""
+        """Take a use into account; briefly: without what saturates, and less exactly."""
         after = values.after
         brief = brief and after.dtype in (torch.float32, torch.float64) and after.numel() > 0
         if brief:
@@ -133,7 +133,7 @@ class _LayerStatistics:
             # As many units as in another use are the same units: of a cell at its next step, say.
             count = len(alive)
             self._alive[count] = alive | self._alive.get(count, alive)
-        saturated = _saturated_entries(values)
+        saturated = None if brief else _saturated_entries(values)
         if saturated is not None:
             self._saturated += int(saturated.sum())
             self._saturable += saturated.numel()
@@ -167,8 +167,11 @@ class _LayerStatistics:
 
 
 def _square(values: Tensor) -> float:
-    """The sum of the squares; in float64, for that of 1e-25 is 0 in float32."""
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+    """The sum of the squares; in float64 where needed, for that of 1e-25 is 0 in float32."""
+    norm = float(torch.linalg.vector_norm(values))
+    if not 1e-15 < norm < 1e15:
+        norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return norm**2
 
 
 class Moments:
