@@ -18,7 +18,7 @@ from torch import nn
 
 import hessinit
 from hessinit.curvature.operators import GaussNewtonOperator
-from hessinit.problem.ranks import _BESIDE
+from hessinit.problem.ranks import _gloo_groups
 
 NUMBERS = ("norm", "top_eigenvalue")
 
@@ -319,7 +319,7 @@ def talk_beside() -> Callable[[], None]:
         for _ in range(2):
             found = hessinit.measure(model, loss, own, distributed="batch", tolerance=1e-7)
             assert abs(found.network.norm / truth.network.norm - 1) < 1e-6
-        assert len(_BESIDE) == 1
+        assert len(_gloo_groups) == 1
         dist.destroy_process_group()
 
     return work

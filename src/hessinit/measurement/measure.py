@@ -33,7 +33,7 @@ from hessinit.errors import (
 from hessinit.problem import validate
 from hessinit.problem.double_backward import matrix_products
 from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions, uninterrupted
-from hessinit.problem.ranks import Ranks, on_all_ranks
+from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
 from hessinit.problem.validate import (
     EVERYTHING,
     Layer,
@@ -459,7 +459,7 @@ def measure(
         seed=seed,
         precision=precision,
     )
-    ranks: Ranks | None = cast(Any, distributed)  # by the decorator
+    ranks = calling_ranks()
     if ranks is not None and ranks.split == "batch" and (jacobians or diagnostics):
         why = f'{jacobians=} and {diagnostics=} with distributed="batch": they need all examples at once'
         raise ProblemError(f'{why}; pass the whole batch on every rank, with distributed="layers".')

@@ -32,7 +32,7 @@ from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
 from hessinit.problem.batches import Batch
 from hessinit.problem.problem import Forward, Loss, explained, explained_loss, uninterrupted
-from hessinit.problem.ranks import on_all_ranks
+from hessinit.problem.ranks import check_each
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
 from hessinit.results.initialization import DIVERGED
 from hessinit.results.result import Plain, from_plain, to_plain
@@ -78,7 +78,6 @@ Key = tuple[str, float, int]  # scheme, learning rate, seed
 
 
 @uninterrupted
-@on_all_ranks(splits=["each"])
 def compare(
     build: Build,
     loss: Loss,
@@ -133,6 +132,7 @@ def compare(
     >>> comparison.best
     ('he', 0.1)
     """
+    check_each("compare", distributed)
     steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
     read = read_schemes(schemes, _read_warmup(warmup, steps))
     if warmup is not None and not any(each.warmup for each in read):
