@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hessinit.measurement.measure import jacobian as jacobian
     from hessinit.measurement.measure import measure as measure
     from hessinit.measurement.quadratic_form import quadratic_form as quadratic_form
+    from hessinit.progress import ProgressState as ProgressState
     from hessinit.results.advice import LearningRateAdvice as LearningRateAdvice
     from hessinit.results.comparison import Comparison as Comparison
     from hessinit.results.comparison import Run as Run
@@ -51,8 +52,10 @@ if TYPE_CHECKING:
     from hessinit.training.compare import compare as compare
     from hessinit.training.compare import sweep as sweep
     from hessinit.training.initialize import initialize_ as initialize_
+    from hessinit.training.job_folder import JobFolder as JobFolder
     from hessinit.training.track import Tracker as Tracker
     from hessinit.training.track import track as track
+    from hessinit.training.workers import Job as Job
 
 
 def _homes() -> dict[str, str]:

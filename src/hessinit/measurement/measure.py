@@ -41,6 +41,7 @@ from hessinit.problem.validate import (
     check_tolerance,
     check_whole,
 )
+from hessinit.progress import OnProgress
 from hessinit.results.curvature_report import (
     ONLY_BOUNDED,
     CurvatureReport,
@@ -374,7 +375,7 @@ def measure(
     network: bool = True,
     strict: bool = False,
     distributed: str | None = None,
-    progress: progress_of.OnProgress | None = None,
+    progress: OnProgress | None = None,
     plan: bool = False,
 ) -> CurvatureReport:
     """Measure the curvature of every layer and of the network; the model stays bit for bit as it was.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import itertools
@@ -33,9 +32,10 @@ from hessinit.problem import validate
 from hessinit.problem.batches import Batch
 from hessinit.problem.problem import Forward, Loss, explained, explained_loss, uninterrupted
 from hessinit.problem.ranks import check_each
+from hessinit.progress import OnProgress, announce
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
 from hessinit.results.initialization import DIVERGED
-from hessinit.results.result import Plain, from_plain, to_plain
+from hessinit.results.result import Plain, from_plain
 from hessinit.training import loop
 from hessinit.training.data import (
     Data,
@@ -53,16 +53,9 @@ from hessinit.training.initializers import (
     describe,
     read_schemes,
 )
-from hessinit.training.run_folder import RunFolder, describe_interruption
+from hessinit.training.job_folder import JobFolder
 from hessinit.training.trial import judge
-from hessinit.training.workers import (
-    Job,
-    announce,
-    check_workers,
-    count_cores,
-    progress_bar,
-    run_jobs,
-)
+from hessinit.training.workers import Job, count_cores
 
 DEFAULT_SCHEMES = ("default", "he", "glorot", "orthogonal", "lsuv", "hessinit")
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -96,7 +89,7 @@ def compare(
     workers: int | None = None,
     executor: Executor | None = None,
     device: str | torch.device | None = None,
-    progress: bool = True,
+    progress: bool | OnProgress = True,
     distributed: str | None = None,
 ) -> Comparison:
     """Train briefly from several initializations, at several learning rates, with several seeds.
@@ -146,8 +139,7 @@ def compare(
     # The model is checked once it is built.
     validate.check_arguments(nn.Identity(), loss, forward)
     loop.check_optimizer(optimizer)
-    validate.check_switches(measure_curvature=measure_curvature, progress=progress)
-    check_workers(workers, executor)
+    validate.check_switches(measure_curvature=measure_curvature)
     if not isinstance(seeds, Iterable):
         seeds = range(validate.check_whole("seeds", seeds, at_least=1))
     numbers = _read_list("seeds", seeds, "[0, 1, 2]", partial(validate.check_whole, at_least=0))
@@ -158,7 +150,7 @@ def compare(
         raise ProblemError(
             f"{why}. Leave it out to train where build() puts the model."
         ) from failure
-    kept = RunFolder(folder)
+    kept = JobFolder(folder, workers=workers, executor=executor, progress=progress)
     started = time.perf_counter()
     examples = read_data(data, validate.check_whole("batch_size", batch_size, at_least=1), steps)
     trainer = Trainer(build, loss, examples, forward, read, steps, optimizer, place)
@@ -179,10 +171,10 @@ def compare(
     measured = {
         key for key in grid if measure_curvature and (key[0] in dependent or key[1] == min(rates))
     }
-    if progress and executor is None and not kept.results:
+    if progress is True and executor is None and not kept.results:
         made = len(grid) * steps + len(measured) * MEASURING
         announce(made * step_seconds / min(workers or count_cores(), len(grid)), SHORTER)
-    runs, notes = _make_runs(trainer, kept, grid, measured, progress, workers, executor)
+    runs = _make_runs(trainer, kept, grid, measured)
     # They are shown there, too, if an earlier call measured them at a lower one.
     known = {(run.scheme, run.seed): run.norms for run in runs.values() if run.norms is not None}
     for name, rate, seed in grid:
@@ -210,7 +202,7 @@ def compare(
         rate_dependent=dependent,
         warmup=max(each.warmup for each in read) or None,
         seconds=time.perf_counter() - started,
-        notes=notes,
+        notes=kept.notes,
         constant_loss=None if math.isnan(loss_range.constant) else loss_range.constant,
         settings=settings,
         versions=versions,
@@ -461,44 +453,29 @@ class Trainer:
 
 
 def _make_runs(
-    trainer: Trainer,
-    kept: RunFolder,
-    grid: Sequence[Key],
-    measured: Container[Key],
-    progress: bool,
-    workers: int | None,
-    executor: Executor | None,
-) -> tuple[dict[Key, Run], tuple[str, ...]]:
-    """The runs of the folder and those that were missing, each kept as soon as it is finished; and notes."""
-    runs: dict[Key, Run] = {}
+    trainer: Trainer, kept: JobFolder, grid: Sequence[Key], measured: Container[Key]
+) -> dict[Key, Run]:
+    """Return the runs of the folder, and those of the grid that were missing."""
     for name, value in kept.results.items():
-        try:
-            run: Run = from_plain(Run, value)
-        except ValueError as problem:
-            raise ProblemError(
-                f"{kept.path_of(name)} is not a whole run: {problem}. Delete it."
-            ) from problem
-        runs[run.scheme, run.learning_rate, run.seed] = run
+        _read_run(kept, name, value)  # before any run
     # Seed by seed, so that there is something to compare early.
     seeds = list(dict.fromkeys(seed for _, _, seed in grid))
-    missing = sorted((key for key in grid if key not in runs), key=lambda key: seeds.index(key[2]))
     jobs = [
-        Job(f"{key[0]}, lr {key[1]!r}, seed {key[2]}", (key, key in measured)) for key in missing
+        Job(f"{key[0]}, lr {key[1]!r}, seed {key[2]}", (key, key in measured))
+        for key in sorted(grid, key=lambda key: seeds.index(key[2]))
     ]
-    results, notes = run_jobs(trainer, jobs, workers, executor)
-    with (
-        progress_bar("Training", len(grid), len(grid) - len(jobs), progress) as advance,
-        contextlib.closing(results),
-    ):
-        try:
-            for job, run in results:
-                kept.add(job.key, to_plain(run))
-                runs[job.parameters[0]] = run
-                advance(f"{run.scheme}, rate {run.learning_rate:g}: loss {run.final_loss:.3g}", 1)
-        except KeyboardInterrupt:
-            done = sum(key in runs for key in grid)
-            raise KeyboardInterrupt(describe_interruption(kept.folder, done, len(grid))) from None
-    return runs, notes
+    kept.run(trainer, jobs, label="Training")
+    runs = [_read_run(kept, name, value) for name, value in kept.results.items()]
+    return {(run.scheme, run.learning_rate, run.seed): run for run in runs}
+
+
+def _read_run(kept: JobFolder, name: str, value: Plain) -> Run:
+    try:
+        return from_plain(Run, value)
+    except ValueError as problem:
+        raise ProblemError(
+            f"{kept.path_of(name)} is not a whole run: {problem}. Delete it."
+        ) from problem
 
 
 def _read_list(
