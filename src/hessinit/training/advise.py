@@ -18,8 +18,9 @@ from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeErro
 from hessinit.measurement import measure
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
-from hessinit.problem.determinism import check_draw_repeats
-from hessinit.problem.problem import Loss, Problem, uninterrupted
+from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import check_switches, check_whole, unwrap
 from hessinit.results import advice as results
@@ -95,13 +96,11 @@ def advise(
         eps=eps,
         weight_decay=weight_decay,
     )
-    problem = Problem(
-        model, loss, batch, **{**given, "layers": sorted(steps.rates) or given["layers"]}
+    problem = FunctionalProblem(
+        Problem(model, loss, batch, **{**given, "layers": sorted(steps.rates) or given["layers"]})
     )
     with problem.settings():
         evaluations = evaluate(problem)
-        if problem.dropout == "freeze":
-            check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
         assert steps.rule is not None
         try:
             engine = build_engine(evaluations, curvature, settings)
