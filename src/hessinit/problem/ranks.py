@@ -1,4 +1,4 @@
-"""The ranks of a distributed job that call a verb together: what they exchange, and which one is missing.
+"""The ranks of a distributed job that call a verb together: their messages, and who is missing.
 
 Every message goes between rank 0 and one other rank (`send_object_list`), and not through
 `all_gather_object` or `broadcast_object_list`: in the ring or tree of a collective, a lost rank
@@ -14,6 +14,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import fields, replace
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, RankError, choose
 from hessinit.problem.batches import Batch, join_batches, map_tensors, read_batches, tensors_in
+from hessinit.problem.problem import Problem, as_problem
 from hessinit.problem.validate import check_model, check_present, unwrap
 
 P = ParamSpec("P")
@@ -105,7 +107,7 @@ class Ranks:
             raise
 
     def exchange(self, value: Any, last: bool = False) -> list[Any]:
-        """Return, on every rank, the values that all ranks passed; `last` says that nothing follows."""
+        """Return the values that all ranks passed, on every rank; `last`: nothing follows."""
         if self.rank:
             self._send(0, value)
             return self._answer_until_published(last=last)
@@ -116,7 +118,7 @@ class Ranks:
         return self.exchange(None if self.rank else work(), last)[0]
 
     def lead(self, work: Callable[[], T], answer: Callable[..., Any]) -> T:
-        """Do the work on rank 0, whose questions the others answer; return its result on every rank."""
+        """Do the work on rank 0, whose questions the others answer; return its result on all."""
         if self.rank:
             return self._answer_until_published(answer)[0]
         self._leads = True
@@ -202,10 +204,10 @@ class Ranks:
         except RuntimeError as failure:
             self._lost[rank] = _TIMED_OUT if "timed out" in str(failure).lower() else _ENDED
 
-    def agree(self, arguments: Mapping[str, Any], *, same_weights: bool) -> list[Batch]:
-        """Return the batches; raise on every rank if options, models or batches differ where they must not."""
-        check_model(arguments["model"], arguments.get("forward"))
-        model = unwrap(arguments["model"])
+    def agree(self, options: Mapping[str, Any], *, same_weights: bool) -> list[Batch]:
+        """Return the batches; refuse options, models or batches that differ where they must not."""
+        check_model(options["model"], options.get("forward"))
+        model = unwrap(options["model"])
         check_present(model)
         for module in model.modules():
             if isinstance(module, nn.SyncBatchNorm) and module.training:
@@ -214,10 +216,10 @@ class Ranks:
                     "model.eval(), or pass it before convert_sync_batchnorm, with "
                     'distributed="layers".'
                 )
-        batches = [batch for _, batch in read_batches(arguments["batch"])]
+        batches = [batch for _, batch in read_batches(options["batch"])]
         facts = {
             ("option", name): repr(option)
-            for name, option in {**arguments, **arguments.get("options", {})}.items()
+            for name, option in options.items()
             if isinstance(option, _COMPARED_TYPES) and name not in _NOT_COMPARED
         }
         facts |= _describe_model(model, same_weights)
@@ -228,7 +230,7 @@ class Ranks:
         return batches
 
     def join(self, batches: list[Batch]) -> list[Batch]:
-        """Return the examples of all ranks as one batch, or as several where they cannot be joined."""
+        """Return the examples of all ranks: as one batch if they can be joined."""
         if self.split == "layers":
             return batches
         shares = self.exchange(map_tensors(lambda tensor: tensor.detach().cpu(), batches))
@@ -246,7 +248,7 @@ def is_one_of_several() -> bool:
 
 
 def calling_ranks() -> Ranks | None:
-    """Return the ranks that make the current call of a verb together, or None in a call for one process.
+    """Return the ranks that make the current call of a verb together, or None.
 
     `on_all_ranks` sets them for the time of the call.
     """
@@ -269,29 +271,52 @@ def on_all_ranks(
             if split is None and not is_one_of_several():
                 with _made_by(None):
                     return verb(*args, **kwargs)
-            choose("distributed", "each" if split is None else split, ["batch", "layers", "each"])
+            choose("distributed", split or "each", ["batch", "layers", "each"])
             bound = inspect.signature(verb).bind(*args, **kwargs)
             bound.apply_defaults()
-            arguments = bound.arguments
             if split is None or split == "each":
-                _refuse_one_rank_alone(verb.__name__, split, arguments["model"], _TOGETHER)
+                model = next(iter(bound.arguments.values()))
+                if isinstance(model, Problem):
+                    model = model.model
+                _refuse_one_rank_alone(verb.__name__, split, model, _TOGETHER)
                 with _made_by(None):
                     return verb(*args, **kwargs)
             ranks = Ranks(verb.__name__, str(split))
             with ranks.together():
-                batches = ranks.agree(arguments, same_weights=not verb.__name__.endswith("_"))
+                options = _options_of(bound.arguments)
+                batches = ranks.agree(options, same_weights=not verb.__name__.endswith("_"))
                 if run is not None:
                     batches = ranks.join(batches)
-                arguments["batch"] = [(batch.inputs, batch.targets) for batch in batches]
-                if run is not None:
-                    arguments["distributed"] = None
+                    bound.arguments["distributed"] = None
+                _replace_batch(bound.arguments, batches)
                 work = functools.partial(verb, *bound.args, **bound.kwargs)
                 with _made_by(None if run else ranks):
-                    return work() if run is None else run(ranks, arguments["model"], work)
+                    return work() if run is None else run(ranks, options["model"], work)
 
         return called
 
     return decorate
+
+
+def _options_of(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a verb, with the fields of its problem under their own names.
+
+    A model, a loss and a batch become the problem: an iterator gives its batches once.
+    """
+    options = {**arguments, **arguments.get("options", {})}
+    if "problem" in options:
+        problem = as_problem(options.pop("problem"), options["loss"], options["batch"])
+        arguments.update(problem=problem, loss=None, batch=None)
+        options |= {field.name: getattr(problem, field.name) for field in fields(problem)}
+    return options
+
+
+def _replace_batch(arguments: dict[str, Any], batches: list[Batch]) -> None:
+    pairs = [(batch.inputs, batch.targets) for batch in batches]
+    if "problem" in arguments:
+        arguments["problem"] = replace(arguments["problem"], batch=pairs)
+    else:
+        arguments["batch"] = pairs
 
 
 @contextlib.contextmanager
@@ -304,7 +329,7 @@ def _made_by(ranks: Ranks | None) -> Iterator[None]:
 
 
 def check_each(verb: str, distributed: Any, model: Any = None) -> None:
-    """Refuse a call of a verb that no ranks make together, on one of several ranks that did not say "each"."""
+    """Refuse a verb that ranks do not call together, unless the caller says "each"."""
     if distributed is not None:
         choose("distributed", distributed, ["each"])
     if distributed is not None or is_one_of_several():
