@@ -12,7 +12,13 @@ import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_MET, failures_explained, stop
 from hessinit.cli.output import Output, progress
-from hessinit.cli.problem_file import LoadedProblem, find_problem, load_problem, shared_keywords
+from hessinit.cli.problem_file import (
+    PROBLEM_OPTIONS,
+    LoadedProblem,
+    find_problem,
+    load_problem,
+    shared_keywords,
+)
 from hessinit.present.advice import describe_trial
 from hessinit.present.words import format_number
 from hessinit.progress import OnProgress, ProgressState, announce
@@ -23,6 +29,7 @@ from hessinit.results.initialization import DIVERGED, Trial
 SHARED = ("optimizer", "forward", "dropout", "layers", "curvature", "reduction", "check")
 # And to advise.
 ADVISED = (*SHARED, "dtype", "tolerance", "max_iterations", "seed")
+PLANNED = ("curvature", "estimator", "tolerance", "details", "network")
 # of the race
 TRIAL_STEPS = 48
 BATCH_SIZE = 64
@@ -92,15 +99,15 @@ def measure(
             f"--lr {lr:g} is judged by ‖H‖, which --dry-run does not measure; leave out one of them."
         )
     chosen = options.given(
-        curvature=curvature,
-        layers=layers,
-        tolerance=tolerance,
-        precision=precision,
-        seed=seed,
-        jacobians=jacobians,
-        diagnostics=diagnostics,
-        plan=dry_run,
+        curvature=curvature, layers=layers, tolerance=tolerance, precision=precision, seed=seed
     )
+    wanted = [
+        name
+        for name, is_wanted in (("jacobians", jacobians), ("diagnostics", diagnostics))
+        if is_wanted
+    ]
+    if wanted:
+        chosen["details"] = wanted
     with (
         failures_explained(
             f"measuring {problem}", "the measurement was not finished, and nothing was written."
@@ -111,9 +118,14 @@ def measure(
         given = {**loaded.keywords, **chosen}
         used = given.pop("optimizer", "sgd")
         loaded = loaded if used == "sgd" else _read_once(loaded)
-        report = hessinit.measure(
-            loaded.model, loaded.loss, loaded.batch, progress=announced(show, loaded.model), **given
-        )
+        of_problem = {name: given[name] for name in PROBLEM_OPTIONS if name in given}
+        own = {name: value for name, value in given.items() if name not in of_problem}
+        whole = hessinit.Problem(loaded.model, loaded.loss, loaded.batch, **of_problem)
+        if dry_run:
+            own = {name: value for name, value in own.items() if name in PLANNED}
+            report = hessinit.plan(whole, **own)
+        else:
+            report = hessinit.measure(whole, progress=announced(show, loaded.model), **own)
         advice = None
         if used != "sgd" and not dry_run:
             given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"

@@ -15,7 +15,13 @@ from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import cost_of
 from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError
-from hessinit.measurement import measure
+from hessinit.measurement.facts import (
+    facts_of,
+    in_running_order,
+    note_unchecked,
+    note_uncounted,
+    notes_on,
+)
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
 from hessinit.problem.functional import FunctionalProblem
@@ -112,22 +118,15 @@ def advise(
             if not trial_steps:
                 raise
             limit = rules.StabilityLimit.unknown(steps.rule, str(failure))
-        notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
-        shared = measure.facts_of(problem, evaluations)
+        notes = (*notes_on(problem, evaluations), *note_unchecked(problem.check))
+        shared = facts_of(problem, evaluations)
         facts = {
             "curvature": curvature,
             **{name: shared[name] for name in ("loss", "examples", "versions")},
         }
-        facts["weights"] = tuple(
-            layer.name for layer in measure.in_running_order(problem, evaluations)
-        )
+        facts["weights"] = tuple(layer.name for layer in in_running_order(problem, evaluations))
         facts["parameters"] = sum(layer.size for layer in problem.layers)
-        facts["notes"] = (
-            *notes,
-            *steps.notes,
-            *measure.note_uncounted(problem, steps.moved),
-            *limit.notes,
-        )
+        facts["notes"] = (*notes, *steps.notes, *note_uncounted(problem, steps.moved), *limit.notes)
         for one in evaluations:
             one.forget()
     tried = None

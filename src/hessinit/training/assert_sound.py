@@ -7,7 +7,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from torch import nn
@@ -25,7 +25,7 @@ from hessinit.measurement.soundness import REDRAW
 from hessinit.present import to_text, words
 from hessinit.problem.batches import read_batches
 from hessinit.problem.preserve import uninterrupted
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import list_patterns, unwrap
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent
@@ -88,7 +88,8 @@ def assert_sound(
     1.0
     """
     check_positive("times_stable", times_stable, "such as 1")
-    check_names(options, [name for name in inspect.signature(measure).parameters if name != "plan"])
+    known = [*inspect.signature(measure).parameters, *(field.name for field in fields(Problem))]
+    check_names(options, known)
     options["layers"] = list_patterns(options.get("layers"))  # it is read more than once
     model = unwrap(model)
     rule = rules.build_optimizer_rule(optimizer, model, lr=lr, layers=options["layers"])
@@ -102,7 +103,7 @@ def assert_sound(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # not converged is a failure here
         try:
-            report = measure(model, loss, batch, distributed="each", **options)
+            report = _measure(model, loss, batch, options)
         except WeightsError as refusal:
             raise AssertionError(f"not sound:\n{refusal} {REDRAW}.") from None
         judged = without_what_adam_tolerates(report, rule.rule)
@@ -118,6 +119,13 @@ def assert_sound(
         table = to_text(replace(judged, findings=judged.findings or None), WIDTH)
         raise AssertionError("\n".join(["not sound:", *failures, "", table]))
     return judged
+
+
+def _measure(model: nn.Module, loss: Loss, batch: Any, options: dict[str, Any]) -> CurvatureReport:
+    names = {field.name for field in fields(Problem)}
+    of_problem = {name: value for name, value in options.items() if name in names}
+    own = {name: value for name, value in options.items() if name not in names}
+    return measure(Problem(model, loss, batch, **of_problem), distributed="each", **own)
 
 
 def try_rate(

@@ -20,7 +20,7 @@ from hessinit.curvature.progress import in_gradients, timed_gradient
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, defaults, fit, scales, weights
 from hessinit.init.defaults import NOT_SCALED, Config
-from hessinit.measurement.measure import note_unchecked
+from hessinit.measurement.facts import note_unchecked
 from hessinit.present.advice import WAYS_TO_LEARN
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
