@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from hessinit.results.track_record import Tracking as Tracking
     from hessinit.training.advise import advise as advise
     from hessinit.training.assert_sound import assert_sound as assert_sound
+    from hessinit.training.compare import RunSettings as RunSettings
     from hessinit.training.compare import compare as compare
     from hessinit.training.compare import sweep as sweep
     from hessinit.training.initialize import initialize_ as initialize_

@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -88,30 +89,16 @@ def equal_to_one_process() -> Callable[[], None]:
 def report_more() -> Callable[[], None]:
     def work(rank: int, ranks: int) -> None:
         model, batch, loss = network(torch.float64), whole_batch(torch.float64), nn.CrossEntropyLoss()
-        more: dict[str, Any] = {
-            "top": 3,
-            "trace": True,
-            "frobenius": True,
-            "density": True,
-            "tolerance": 1e-8,
-        }
-        each: dict[str, Any] = {"distributed": "each", "jacobians": True, "diagnostics": True}
-        truth = call(hessinit.measure, model, loss, batch, **more, **each)
-        found = call(
-            hessinit.measure,
-            model,
-            loss,
-            batch,
-            **more,
-            distributed="layers",
-            details=["jacobians", "diagnostics"],
-        )
+        problem = hessinit.Problem(model, loss, batch)
+        spectrum = ["top-3", "trace", "frobenius", "density"]
+        details = [*spectrum, "jacobians", "diagnostics"]
+        truth = hessinit.measure(problem, details=details, tolerance=1e-8, distributed="each")
+        found = hessinit.measure(problem, details=details, tolerance=1e-8, distributed="layers")
         assert_same(found, truth, 1e-6)
         assert found.layers == truth.layers
         # Each rank may pass several batches.
-        found = call(
-            hessinit.measure, model, loss, [share(batch, rank, ranks)] * 2, **more, distributed="batch"
-        )
+        shares = replace(problem, batch=[share(batch, rank, ranks)] * 2)
+        found = hessinit.measure(shares, details=spectrum, tolerance=1e-8, distributed="batch")
         assert found.batches == 2 * ranks
         assert abs(found.loss - truth.loss) < 1e-9
         for one, other in zip(found.layers, truth.layers, strict=True):

@@ -31,14 +31,14 @@ COUPLED = (
 )
 REFUSALS = [
     "tolerance is 0.01 on rank 1, and 0.001 on rank 0: all ranks must pass the same options",
-    "layers is '2' on rank 1, and None on rank 0",
+    "layers is ('2',) on rank 1, and None on rank 0",
     "0.weight is (6, 6), torch.float32, trained=True on rank 1, and (5, 6), torch.float32",
     "2.weight is one with the digest",
     'with distributed="layers" all ranks must pass the same batch',
     "the batch is empty (it holds a tensor of shape (0,)); pass at least one example",
     "the inputs hold 30 NaN or inf among 30 values",
     "distributed='examples' is unknown; choose from 'batch', 'layers'",
-    'diagnostics=True with distributed="batch": they need all examples at once',
+    'details=\'diagnostics\' with distributed="batch" needs all examples at once',
     f"depends on others (as by BatchNorm in train mode), {COUPLED}",
     "measured 22 examples",  # in eval mode, and by layers
     "measured 22 examples",
