@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -13,6 +14,8 @@ OF_A_PROBLEM = {field.name for field in fields(hessinit.Problem)}
 
 
 def call(verb: Callable[..., T], model: Any, loss: Any, batch: Any, **options: Any) -> T:
+    if "problem" not in inspect.signature(verb).parameters:
+        return verb(model, loss, batch, **options)
     of_the_problem = {name: value for name, value in options.items() if name in OF_A_PROBLEM}
     own = {name: value for name, value in options.items() if name not in OF_A_PROBLEM}
     return verb(hessinit.Problem(model, loss, batch, **of_the_problem), **own)

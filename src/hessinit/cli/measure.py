@@ -121,13 +121,17 @@ def measure(
         of_problem = {name: given[name] for name in PROBLEM_OPTIONS if name in given}
         own = {name: value for name, value in given.items() if name not in of_problem}
         whole = hessinit.Problem(loaded.model, loaded.loss, loaded.batch, **of_problem)
+        plan = None
         if dry_run:
-            own = {name: value for name, value in own.items() if name in PLANNED}
-            report = hessinit.plan(whole, **own)
+            plan = hessinit.plan(whole, **{name: own[name] for name in PLANNED if name in own})
         else:
             report = hessinit.measure(whole, progress=announced(show, loaded.model), **own)
+    if plan is not None:
+        output.write(plan)
+        return
+    with failures_explained(f"measuring {problem}", "nothing was written."):
         advice = None
-        if used != "sgd" and not dry_run:
+        if used != "sgd":
             given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
             known = {name: given[name] for name in ADVISED if name in given} | {
                 "optimizer": used,
@@ -148,7 +152,7 @@ def measure(
             )
         judged = lr if advice is None else advice.lr
         trial = None
-        if not dry_run and report.network_measured and report.findings is not None:
+        if report.network_measured and report.findings is not None:
             from hessinit.training import assert_sound as sound
             from hessinit.training.optimizer_rules import build_optimizer_rule
 
@@ -163,7 +167,7 @@ def measure(
     output.write(
         report, after=None if judged is None else tell_rate(report, judged, problem, advice, trial)
     )
-    if not dry_run and not report.converged:
+    if not report.converged:
         stop(
             f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}.",
             NOT_MET,

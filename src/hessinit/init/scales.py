@@ -35,7 +35,7 @@ from hessinit.problem.batches import Batch
 from hessinit.problem.functional import FunctionalProblem, ProblemOptions
 from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.validate import Layer, all_finite, layer_name
-from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 
 Measured = TypeVar("Measured")
 
