@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from torch import nn
 
-from hessinit import Comparison, Tracking, compare, load
+from hessinit import Comparison, Problem, RunSettings, Tracking, compare, load
 from hessinit.training.loop import train_and_track
 from result_examples import make_comparison, make_run
 
@@ -31,7 +32,8 @@ def test_a_file_s_function_is_compared_as_the_library_does(run, net, function):
     build = getattr(net, function)
     _, loss, data, *rest = build()
     forward = rest[0]["forward"] if rest else None
-    expected = compare(lambda: build()[0], loss, data, forward=forward, workers=1, **GIVEN)
+    problem = Problem(nn.Identity(), loss, data, forward=forward)
+    expected = compare(lambda: build()[0], problem, settings=RunSettings(workers=1), **GIVEN)
     assert read(result).runs == expected.runs
     unused = "also returns curvature, which only hessinit measure uses." in result.stderr
     assert unused == (function == "with_lambdas")

@@ -40,7 +40,8 @@ for line in sys.stdin:
 """
 BATCH = batch(12)
 EACH = DataLoader(TensorDataset(*BATCH), batch_size=4)
-FEW: dict[str, Any] = {"seeds": 1, "steps": 10, "batch_size": 4, "workers": 1, "progress": False}
+FEW: dict[str, Any] = {"seeds": 1, "steps": 10, "batch_size": 4}
+FEW["settings"] = hessinit.RunSettings(workers=1, progress=False)
 FREEZE: dict[str, Any] = {"dropout": "freeze"}
 
 

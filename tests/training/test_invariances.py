@@ -350,7 +350,8 @@ def compared(case: Case) -> hessinit.Comparison:
     return hessinit.compare(
         case.build, case.loss, halves if isinstance(case.batch, list) else case.batch,
         schemes=["default", "he", "lsuv"], learning_rates=[case.rate(lr) for lr in (0.1, 0.3, 100.0)],
-        seeds=2, steps=20, batch_size=32, workers=1, progress=False, measure_curvature=False,
+        seeds=2, steps=20, batch_size=32,
+        settings=hessinit.RunSettings(workers=1, progress=False, measure_curvature=False),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Jobs whose results are kept in a folder, so that the same call continues after an interruption."""
+"""Jobs whose results are kept in a folder: the same call continues after an interruption."""
 
 from __future__ import annotations
 
