@@ -106,7 +106,8 @@ class Labelled(nn.Module):
 
 def track(model: nn.Module) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    facts: dict[str, Any] = {"optimizer": optimizer, "path": None, "log_to": None, "warn": False}
+    facts: dict[str, Any] = {"optimizer": optimizer, "path": None, "log_to": None}
+    facts["settings"] = hessinit.TrackSettings(warn=False)
     with hessinit.track(model, LOSS, BATCH, **facts) as tracker:
         return tracker.measure()
 

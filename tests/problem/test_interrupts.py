@@ -72,7 +72,8 @@ def race(model: nn.Module) -> Any:
 
 def track(model: nn.Module) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    quiet: dict[str, Any] = {"path": None, "log_to": None, "warn": False}
+    quiet: dict[str, Any] = {"path": None, "log_to": None}
+    quiet["settings"] = hessinit.TrackSettings(warn=False)
     return hessinit.track(model, LOSS, BATCH, optimizer=optimizer, **quiet).measure()
 
 

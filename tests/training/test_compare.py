@@ -377,9 +377,12 @@ def test_bad_arguments_of_compare_are_refused_before_any_run(arguments: dict[str
     ],
 )
 def test_bad_arguments_of_sweep_are_refused_before_any_run(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ProblemError, match=message):
+    def call() -> None:
         settings = RunSettings(workers=1, warmup=arguments.pop("warmup", None))
         sweep(problem.build, problem.LOSS, problem.data(), steps=12, settings=settings, **arguments)
+
+    with pytest.raises(ProblemError, match=message):
+        call()
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,8 @@ def tracked(case: Case, lr: float) -> tuple[list[float], tuple[int, ...], str]:
     """At every point the rate over the stability limit; the crossings; and what the verdict says of them."""
     model, (inputs, targets) = case.build(), case.batch
     optimizer = torch.optim.SGD(model.parameters(), case.rate(lr))
-    options: dict[str, Any] = {"path": None, "every": 4, "max_overhead": 1, "warn": False}
+    options: dict[str, Any] = {"path": None, "every": 4, "max_overhead": 1}
+    options["settings"] = hessinit.TrackSettings(warn=False)
     with hessinit.track(model, case.loss, case.batch, optimizer=optimizer, **options) as tracker:
         for _ in range(8):
             optimizer.zero_grad()

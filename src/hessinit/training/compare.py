@@ -125,7 +125,7 @@ class Grid:
         return tuple(scheme.name for scheme in self.schemes if scheme.depends_on_rate)
 
     def is_measured(self, key: Key) -> bool:
-        """Whether the run shows norms: only one at the lowest rate, if all rates share the weights."""
+        """Whether the run shows norms: at the lowest rate alone, if all share the weights."""
         scheme, rate, _ = key
         depends = scheme in self.rate_dependent
         return self.measures_curvature and (depends or rate == min(self.rates))
@@ -151,8 +151,8 @@ def compare(
     `build()` makes a new model, which is trained in train mode. `data` is `(inputs, targets)` with
     all examples along the first dimension, or an iterable of ready batches (whose size `batch_size`
     does not change). A `Problem` in place of the loss brings its options, such as `forward`, too,
-    and, if none are given, the data. All schemes of a seed see the same batches in the same order; numbers depend on
-    the seeds only.
+    and, if none are given, the data. All schemes of a seed see the same batches in the same order;
+    numbers depend on the seeds only.
 
     A scheme is one of `apply_scheme_`, "default" (the weights that build() gives), "hessinit"
     (`initialize_` for that learning rate), or one of them with "+warmup": the rate rises linearly

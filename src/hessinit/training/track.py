@@ -135,8 +135,8 @@ def track(
     problem = as_problem(problem, loss, batch)
     if not isinstance(settings, TrackSettings):
         raise ProblemError(
-            f"settings is a {type(settings).__name__}; it must be a hessinit.TrackSettings, such as "
-            "TrackSettings(each_layer=True)."
+            f"settings is a {type(settings).__name__}; it must be a hessinit.TrackSettings, such "
+            "as TrackSettings(each_layer=True)."
         )
     check_switches(resume=resume)
     every = check_whole("every", every, at_least=1)
@@ -184,7 +184,7 @@ def _read_optimizer(
 
 
 def _with_copied_batches(problem: Problem, ranks: Ranks | None) -> Problem:
-    """Return the problem on copies of its batches, those of all ranks: a loader may reuse its tensors."""
+    """Return the problem on copies of the batches of all ranks: a loader may reuse its tensors."""
     batches = list(problem.batches)
     if ranks is not None:
         batches = ranks.join(batches)
@@ -195,8 +195,9 @@ def _with_copied_batches(problem: Problem, ranks: Ranks | None) -> Problem:
 
 
 class Tracker:
-    """What `track` returns: call `step` after every optimizer step, and `close` at the end, or use `with`.
+    """What `track` returns: call `step` after every optimizer step, and `close` at the end.
 
+    Or use it in a `with`.
     Set `steps` when training continues from elsewhere; `initialization` and `name` go into the
     record.
     """
@@ -445,7 +446,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What every point measures: the model as it is now, on the same examples and random numbers."""
+    """What every point measures: the model as it is now, on the same examples and draws."""
 
     problem: Problem
     optimizer: torch.optim.Optimizer | rules.OptimizerRule
@@ -474,7 +475,7 @@ class _Subject:
         return [module.training for module in unwrap(self.problem.model).modules()]
 
     def read_optimizer(self, rate: float | None) -> rules.OptimizerRule:
-        """Return the rule of the optimizer as it is now: schedules, freezing and added groups change it."""
+        """Return the rule of the optimizer as it is now: schedules and added groups change it."""
         if isinstance(self.optimizer, rules.OptimizerRule):
             return replace(self.optimizer, lr=rate)
         model = unwrap(self.problem.model)
@@ -490,7 +491,7 @@ class _Subject:
         return FunctionalProblem(replace(self.problem, layers=layers, check=check))
 
     def check(self, rate: float | None) -> tuple[float, dict[str, Any]]:
-        """Refuse what cannot be measured; return the seconds of a gradient, and facts for the record.
+        """Refuse what cannot be measured; return the seconds of a gradient, and facts.
 
         Derivatives are checked unless the problem says check=False.
         """
