@@ -153,7 +153,7 @@ class Ranks:
         self._leads = False
         for rank in self._others:
             self._send(rank, values)  # a lost rank is missed in the next exchange
-        return self._settle(values, last)
+        return self._end(values, last)
 
     def _answer_until_published(
         self, answer: Callable[..., Any] = tuple, last: bool = False
@@ -172,9 +172,9 @@ class Ranks:
         if failure is not None:
             self._is_over = True
             raise failure
-        return self._settle([message] if isinstance(message, Failure) else message, last)
+        return self._end([message] if isinstance(message, Failure) else message, last)
 
-    def _settle(self, values: list[Any], last: bool) -> list[Any]:
+    def _end(self, values: list[Any], last: bool) -> list[Any]:
         self._is_over = last or any(isinstance(value, Failure) for value in values)
         return _refuse_failures(values)
 
