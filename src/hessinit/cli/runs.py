@@ -177,8 +177,8 @@ def _run_grid(
     result: options.ResultOptions,
     chosen: dict[str, Any],
 ) -> None:
-    place = find_problem(source)
-    output = Output(result.as_json, result.html, result.save, result.picture, reads=place.file)
+    location = find_problem(source)
+    output = Output(result.as_json, result.html, result.save, result.picture, reads=location.file)
     with (
         failures_explained(
             f"comparing initializations of {source}", "stopped before the first run."
@@ -186,7 +186,7 @@ def _run_grid(
         _cluster(worker) as executor,
     ):
         with progress(f"Loading {source} …"):
-            build = Builder(place)
+            build = Builder(location)
             loaded = build.load(grid.device)
             if grid.optimizer is not None:
                 loaded = loaded.with_optimizer(grid.optimizer)
@@ -286,10 +286,10 @@ def track(
 
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
-    place = find_problem(problem)
+    location = find_problem(problem)
     log = tracked.log
     output = Output(
-        result.as_json, result.html, result.save, result.picture, log=log, reads=place.file
+        result.as_json, result.html, result.save, result.picture, log=log, reads=location.file
     )
     if log is not None and log.exists():
         stop(f"--log {log} exists and was left as it is; give another name, or remove it first.")
@@ -333,9 +333,9 @@ class _Training(NamedTuple):
 def _load_training(source: str, training: TrainingOptions, tracked: TrackedOptions) -> _Training:
     from hessinit.training.data import read_data
 
-    place = find_problem(source)
+    location = find_problem(source)
     seed = training.seed
-    loaded = load_problem(place, seed=seed, device=training.device, optimizer=training.optimizer)
+    loaded = load_problem(location, seed=seed, device=training.device, optimizer=training.optimizer)
     keywords = shared_keywords(loaded, ["optimizer", "curvature", *PROBLEM_OPTIONS], source)
     keywords |= options.given(layers=tracked.layers, seed=seed, curvature=tracked.curvature)
     return _Training(

@@ -345,10 +345,8 @@ def _refuse_one_rank_alone(verb: str, split: Any, model: Any, together: str = ""
         way_out = together or 'call it before the model is wrapped, with distributed="each"'
         reason = f"and the replicas of DistributedDataParallel must stay alike; {way_out}"
     elif split is None:
-        each = 'pass distributed="each" where every process works for itself'
-        if together:
-            each = f'{together}, or "each" where every process works for itself'
-        reason = f"which is one of several; {each}"
+        way_out = f'{together}, or "each"' if together else 'pass distributed="each"'
+        reason = f"which is one of several; {way_out} where every process works for itself"
     else:
         return
     passed = "without distributed=" if split is None else f'with distributed="{split}"'
@@ -399,10 +397,10 @@ def _describe_model(model: nn.Module, same_weights: bool) -> dict[tuple[str, str
 def _refuse_differences(facts: list[dict[tuple[str, str], str]]) -> None:
     """Raise where the facts of a rank differ from those of rank 0."""
     first = facts[0]
-    for rank, others in enumerate(facts):
-        for kind, name in {**first, **others}:
+    for rank, facts_there in enumerate(facts):
+        for kind, name in {**first, **facts_there}:
             expected = first.get((kind, name), "missing")
-            actual = others.get((kind, name), "missing")
+            actual = facts_there.get((kind, name), "missing")
             if actual != expected:
                 raise ProblemError(
                     f"{name} is {actual} on rank {rank}, and {expected} on rank 0: "

@@ -163,9 +163,9 @@ class Trainer:
     def check_first_model(self) -> FirstModel:
         """Return what a new model tells; refuse wrong models, losses and data before any run."""
         with reproducible():
-            other = self.build_model(0)
+            spare = self.build_model(0)
             model = self.build_model(0)
-            self._check_models(model, other)
+            self._check_models(model, spare)
             batch = copy_to(self.data.initial_batch(0), device_of(model))
             seed_everything(0, "training")
             output, loss = self._first_loss(model, *batch)
@@ -182,13 +182,13 @@ class Trainer:
             seconds = time.perf_counter() - started
             return FirstModel(model, loss.item(), seconds, self._find_loss_range(output))
 
-    def _check_models(self, model: nn.Module, other: nn.Module) -> None:
+    def _check_models(self, model: nn.Module, spare: nn.Module) -> None:
         """Refuse a `build` whose models share their weights, and data or layers that do not fit."""
         validate.check_order(model, self.loss)
         for part in self.data.parts:
             validate.check_finite_inputs(part.inputs, "")
-        shared = {id(parameter) for parameter in other.parameters() if parameter.requires_grad}
-        if model is other or any(id(parameter) in shared for parameter in model.parameters()):
+        shared = {id(parameter) for parameter in spare.parameters() if parameter.requires_grad}
+        if model is spare or any(id(parameter) in shared for parameter in model.parameters()):
             raise ProblemError(
                 "build() returned the same model twice, or models that share their weights, and "
                 "every run needs its own; create the model inside build, or return "
@@ -196,7 +196,7 @@ class Trainer:
             )
         for initializer in self.schemes:
             if isinstance(initializer.scheme, NormalWeights):
-                initializer.scheme(other, None, None, 0.0, 0)  # refuses layers that match nothing
+                initializer.scheme(spare, None, None, 0.0, 0)  # refuses layers that match nothing
 
     def _find_loss_range(self, output: Any) -> LossRange:
         """Return the range of the loss over some mini-batches."""
