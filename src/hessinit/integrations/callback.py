@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ import torch.distributed
 from torch import nn
 
 import hessinit
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, check_names
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.ranks import Ranks, is_one_of_several, share_weights
 from hessinit.problem.validate import check_present, find_layers, unwrap
@@ -188,6 +189,9 @@ class TrackedRun:
         if self._file in self._open_files:
             raise ProblemError(f"another callback writes to {path}; pass path=, a file for each.")
         options = {"resume": file is not None, "distributed": "each", **self._options}
+        groups = [hessinit.Problem, hessinit.TrackSettings]
+        grouped = [field.name for group in groups for field in fields(group)]
+        check_names(options, [*inspect.signature(hessinit.track).parameters, *grouped])
         problem = dict(problem)
         optimizer = problem.pop("optimizer")
         for field in fields(hessinit.Problem):
