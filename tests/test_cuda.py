@@ -11,7 +11,7 @@ from torch import nn
 
 import hessinit
 from calls import call
-from hessinit.curvature import engines, operators
+from hessinit.curvature import lanczos_engine, operators
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -163,18 +163,18 @@ def test_recorded_products_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -
     torch.manual_seed(0)
     model, data = Normalized().cuda(), (inputs(6, 1, 8, 8), labels())
     recorded: list[bool] = []
-    record = operators.Recorder.record
+    record = operators.KernelRecorder.record
 
-    def noticed(self: operators.Recorder, function: Any) -> Any:
+    def noticed(self: operators.KernelRecorder, function: Any) -> Any:
         found = record(self, function)
         recorded.append(found is not None)
         return found
 
-    monkeypatch.setattr(operators.Recorder, "record", noticed)
+    monkeypatch.setattr(operators.KernelRecorder, "record", noticed)
     fast = hessinit.measure(model, LOSS, data, estimator="lanczos", network=False)
     assert recorded
     assert all(recorded)
-    monkeypatch.setattr(engines, "_FEW_NUMBERS", 0)
+    monkeypatch.setattr(lanczos_engine, "SIZES", lanczos_engine.LanczosEngineSizes(recorded=0))
     plain = hessinit.measure(model, LOSS, data, estimator="lanczos", network=False)
     assert [row.norm for row in fast] == pytest.approx([row.norm for row in plain], rel=1e-5)
     assert len(recorded) == len(fast.layers)

@@ -9,7 +9,10 @@ from typing import Any
 
 
 class ProblemError(ValueError):
-    """The model, the loss or the batch cannot be measured as given; the message says the way out."""
+    """The model, the loss or the batch cannot be measured as given.
+
+    The message says the way out.
+    """
 
 
 class WeightsError(ProblemError):
@@ -17,11 +20,16 @@ class WeightsError(ProblemError):
 
 
 class DerivativeError(ProblemError):
-    """No curvature: torch has no second derivative, or finite differences show that the first ones differ."""
+    """No curvature: torch has no second derivative, or finite differences show that the first ones
+    differ.
+    """
 
 
 class ConvergenceWarning(UserWarning):
-    """A value was returned that did not reach the tolerance; its `error` says how far off it may be."""
+    """A value was returned that did not reach the tolerance.
+
+    Its `error` says how far off it may be.
+    """
 
 
 class ConvergenceError(RuntimeError):
@@ -33,7 +41,9 @@ class RankError(RuntimeError):
 
 
 class EdgeOfStabilityWarning(UserWarning):
-    """While training, the learning rate came to where steps along the sharpest direction no longer shrink."""
+    """While training, the learning rate came to where steps along the sharpest direction no longer
+    shrink.
+    """
 
 
 def did_you_mean(value: str, choices: list[str]) -> str:
@@ -51,7 +61,10 @@ def did_you_mean(value: str, choices: list[str]) -> str:
 def choose(
     name: str, value: object, choices: list[str], synonyms: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse a `value` of the argument `name` that is not one of `choices`; `synonyms` are other words."""
+    """Refuse a `value` of the argument `name` that is not one of `choices`.
+
+    `synonyms` are other words.
+    """
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         word = str(value).lower()
@@ -71,7 +84,9 @@ def check_names(options: Mapping[str, object], known: Iterable[str]) -> None:
 
 
 def accepts(function: Any, *arguments: object, wrapped: bool = True) -> bool:
-    """Whether it can be called so, as far as the signature tells: its own, or that of what it wraps."""
+    """Whether it can be called so, as far as the signature tells: its own, or that of what it
+    wraps.
+    """
     try:
         inspect.signature(function, follow_wrapped=wrapped).bind(*arguments)
     except TypeError:

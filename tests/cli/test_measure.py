@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from calls import call
-from hessinit import CurvatureReport, LearningRateAdvice, load, measure
+from hessinit import CurvatureReport, LearningRateAdvice, load, measure, plan
 from hessinit.cli.measure import tell_rate
 from hessinit.results.curvature_report import ONLY_BOUNDED
 from result_examples import make_estimate, make_three_layers
@@ -30,7 +30,7 @@ def test_json_is_exactly_what_the_library_measures_with_the_fourth_value_s_keywo
 
 def test_a_dry_run_says_what_it_would_cost_and_measures_nothing(run, net):
     shown = json.loads(run("measure", "net.py:problem", "--dry-run", "--json", "--save", "p.json").stdout)
-    expected = hessinit.plan(*net.problem())
+    expected = plan(*net.problem())
     assert without_seconds(shown) == without_seconds(expected.to_dict())
     assert run("show", "p.json").stdout.startswith("About ")
     refused = run("measure", "net.py:problem", "--dry-run", "--lr", 0.1)

@@ -17,7 +17,8 @@ def with_spectrum(values: list[float] | np.ndarray, *, seed: int = 0) -> Tensor:
 
 
 def gaussian_matrix(rows: int, columns: int, *, seed: int = 0) -> Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
 
 
 def wigner(size: int, *, seed: int = 0) -> Tensor:
@@ -38,8 +39,13 @@ class CountingOperator:
     """A matrix that counts its products and can spoil one of them."""
 
     def __init__(self, matrix: Tensor, *, spoil: int | None = None, by: float = float("nan")) -> None:
-        self.matrix, self.spoil, self.by, self.products = matrix, spoil, by, 0
-        self.shape, self.dtype, self.device = tuple(matrix.shape), matrix.dtype, matrix.device
+        self.matrix = matrix
+        self.spoil = spoil
+        self.by = by
+        self.products = 0
+        self.shape = tuple(matrix.shape)
+        self.dtype = matrix.dtype
+        self.device = matrix.device
 
     def __matmul__(self, other: Tensor) -> Tensor:
         self.products += 1 if other.ndim == 1 else other.shape[1]

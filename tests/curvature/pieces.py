@@ -1,4 +1,4 @@
-"""Helpers of these tests: batches sent through in pieces, and reports held against the dense truth."""
+"""Batches sent through in pieces, and reports compared with the dense truth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hessinit.curvature import gram as trace
 
 
 def split_into(monkeypatch: pytest.MonkeyPatch, examples: int) -> list[int]:
-    """Let every batch go through in pieces of so many examples; the list holds the sizes gathered."""
+    """Send every batch through in pieces of `examples`; returns a list that the sizes are added to."""
     gathered: list[int] = []
     gather = trace._gather
 
@@ -38,12 +38,13 @@ def assert_right(
     measured: str | None = None,
     **options: Any,
 ) -> hessinit.CurvatureReport:
-    """Both ends of every layer and of the network to 1e-6 of the norm; the model has to be in fp64."""
+    """Check both ends of every layer and of the network, to 1e-6 of the norm; needs an fp64 model."""
     options |= {"curvature": measured or curvature, "tolerance": tolerance}
     report = call(hessinit.measure, model, loss, batch, **options)
     truth = dense_curvature(model, loss, batch, curvature, hessian_by="loops")
     for name, matrix in {**truth.layers, "network": truth.network}.items():
-        row, true = report.network if name == "network" else report[name], ends(matrix)
+        row = report.network if name == "network" else report[name]
+        true = ends(matrix)
         assert row.top.value == pytest.approx(true.top, rel=0, abs=1e-6 * true.norm), name
         assert row.bottom.value == pytest.approx(true.bottom, rel=0, abs=1e-6 * true.norm), name
     return report

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hessinit
-from hessinit.curvature.evaluation import Evaluation, LossFactor, check_curved, evaluate, factor_loss_hessian
+from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.layer_uses import find_uses, read_call
+from hessinit.curvature.loss_hessian import LossFactor, check_curved, factor_loss_hessian
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from tiny import labels

@@ -1,4 +1,4 @@
-"""The stated error covers the rounding of the operator, and what rounding hides is not called converged."""
+"""The stated error covers the rounding; what rounding hides is not called converged."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def kelvin(spread: float = 0.1) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 def test_cancellation_in_the_forward_is_in_the_error(curvature: str, spread: float) -> None:
     model, data = kelvin(spread)
     truth = call(hessinit.measure, model, LOSS, data, curvature=curvature, **DOUBLE)
-    found = hessinit.measure(model, LOSS, data, curvature=curvature)
-    for row, true in zip((*found, found.network), (*truth, truth.network), strict=True):
+    report = hessinit.measure(model, LOSS, data, curvature=curvature)
+    for row, true in zip((*report, report.network), (*truth, truth.network), strict=True):
         assert abs(row.norm - true.norm) <= row.error
         assert row.error < 7e-3 * row.norm if row.converged else row.error > 6e-3 * row.norm
     if spread != 1.0:  # there it depends on the machine
-        assert found.network.converged == (spread > 1)
+        assert report.network.converged == (spread > 1)
 
 
 def test_what_rounding_hides_is_not_converged_and_the_way_out_leads_out() -> None:
@@ -62,9 +62,9 @@ def test_a_confident_softmax_is_right_in_float32(margin: float, estimator: str) 
     target = labels(8)
     data = torch.eye(3)[target] + 0.05 * torch.randn(8, 3), target
     truth = call(hessinit.measure, model, LOSS, data, **DOUBLE)
-    found = hessinit.measure(model, LOSS, data, estimator=estimator)
-    assert found.network.norm == pytest.approx(truth.network.norm, rel=1e-3)
-    assert "couples" not in found.engine_reason  # rounding is no coupling
+    report = hessinit.measure(model, LOSS, data, estimator=estimator)
+    assert report.network.norm == pytest.approx(truth.network.norm, rel=1e-3)
+    assert "couples" not in report.engine_reason  # rounding is no coupling
 
 
 def two_heads() -> nn.Module:
@@ -89,11 +89,11 @@ def test_a_head_with_a_tiny_share_of_the_loss_is_judged_against_itself(kind: str
 
     data = inputs(8), inputs(8, 2)
     truth = call(hessinit.measure, two_heads(), loss, data, estimator="lanczos", **DOUBLE)
-    found = hessinit.measure(two_heads(), loss, data)
+    report = hessinit.measure(two_heads(), loss, data)
     for name in ("large", "small"):
-        assert found[name].norm == pytest.approx(truth[name].norm, rel=1e-3)
-        assert abs(found[name].norm - truth[name].norm) <= found[name].error
-    assert (found["small"].engine == "gram") == (kind == "convex")
+        assert report[name].norm == pytest.approx(truth[name].norm, rel=1e-3)
+        assert abs(report[name].norm - truth[name].norm) <= report[name].error
+    assert (report["small"].engine == "gram") == (kind == "convex")
 
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
@@ -101,14 +101,14 @@ def test_no_curvature_reads_zero_with_the_error_of_rounding(curvature: str) -> N
     """A bias before BatchNorm changes nothing; float32 has noise there."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
-    found = hessinit.measure(
+    report = hessinit.measure(
         hessinit.Problem(model, LOSS, (inputs(20), labels(20)), layers="**"), curvature=curvature
     )
-    row = found["0.bias"]
+    row = report["0.bias"]
     assert row.norm == 0.0 < row.error < 1e-4
     assert row.converged
     assert "zero, up to the rounding of float32" in row.reason
-    assert found["3.bias"].norm > 0.01
+    assert report["3.bias"].norm > 0.01
 
 
 @pytest.mark.parametrize("estimator", ["auto", "lanczos"])
@@ -118,7 +118,7 @@ def test_a_model_that_returns_float_is_measured_in_double_with_an_error_of_float
 ) -> None:
     options = {"curvature": curvature, "estimator": estimator if curvature == "gauss-newton" else "auto"}
     truth = call(hessinit.measure, network(), LOSS, batch(), **options, **DOUBLE)
-    found = call(
+    report = call(
         hessinit.measure,
         Calling(lambda net, x: net(x).float()),
         LOSS,
@@ -126,8 +126,8 @@ def test_a_model_that_returns_float_is_measured_in_double_with_an_error_of_float
         dtype=torch.float64,
         **options,
     )
-    assert 1e-8 < found.network.error < 1e-5
-    assert abs(found.network.norm - truth.network.norm) <= found.network.error
+    assert 1e-8 < report.network.error < 1e-5
+    assert abs(report.network.norm - truth.network.norm) <= report.network.error
 
 
 def difference(single: Tensor, double: Tensor) -> Difference:
@@ -141,28 +141,28 @@ def test_errors_of_many_weights_cancel_in_an_eigenvalue_and_those_of_few_do_not(
     independent = 1e-3 * torch.randn(500, 400, generator=chance, dtype=torch.float64)
     assert difference(product, product + independent).judge().relative < 1e-4
     assert difference(product, product * 1.001).judge().relative == pytest.approx(1e-3, rel=0.01)
-    few = difference(product[:5, :5], (product + independent)[:5, :5]).judge().relative
-    assert few == pytest.approx(1e-3, rel=0.3)
+    corner = difference(product[:5, :5], (product + independent)[:5, :5])
+    assert corner.judge().relative == pytest.approx(1e-3, rel=0.3)
     by_row = product * (1 + 1e-3 * torch.randn(500, 1, generator=chance, dtype=torch.float64))
     assert 3e-5 < difference(product, by_row).judge().relative < 2e-4  # 1e-3/√500 is 4.5e-5
     # Products beyond every range are no error of zero.
-    one = torch.ones(3, 3, dtype=torch.float64)
-    assert difference(one * math.inf, one).judge().relative == math.inf
-    assert difference(one * 1e200, one * 1e200).judge().relative == math.inf
-    assert difference(one, one * 1e-3).judge().is_all
-    assert difference(0 * one, 0 * one).judge().relative == 0
+    ones = torch.ones(3, 3, dtype=torch.float64)
+    assert difference(ones * math.inf, ones).judge().relative == math.inf
+    assert difference(ones * 1e200, ones * 1e200).judge().relative == math.inf
+    assert difference(ones, ones * 1e-3).judge().is_all
+    assert difference(0 * ones, 0 * ones).judge().relative == 0
 
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 def test_frozen_noise_is_not_taken_for_rounding(curvature: str) -> None:
     noisy = Calling(lambda net, x: net[2](torch.tanh((hidden := net[0](x)) + torch.randn_like(hidden))))
     options: dict[str, Any] = {"curvature": curvature, "dropout": "freeze"}
-    found = call(hessinit.measure, noisy, LOSS, batch(), **options)
-    assert found.converged
-    assert any("frozen to one draw" in note for note in found.notes)
-    kept = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).double()
-    same = Calling(lambda net, x: net[2](torch.tanh(net[0](x) + kept)))
+    report = call(hessinit.measure, noisy, LOSS, batch(), **options)
+    assert report.converged
+    assert any("frozen to one draw" in note for note in report.notes)
+    noise = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).double()
+    same = Calling(lambda net, x: net[2](torch.tanh(net[0](x) + noise)))
     truth = call(hessinit.measure, same, LOSS, batch(), **options, **DOUBLE)
     assert not any("frozen to one draw" in note for note in truth.notes)
-    for row, true in zip((*found, found.network), (*truth, truth.network), strict=True):
+    for row, true in zip((*report, report.network), (*truth, truth.network), strict=True):
         assert abs(row.norm - true.norm) <= row.error < 2e-3 * row.norm

@@ -1,4 +1,4 @@
-"""Trace, Frobenius norm and spectral density against known spectra, and the probes they are drawn with."""
+"""Trace, Frobenius norm and spectral density against known spectra, and their random probes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def test_the_mean_over_seeds_is_the_truth_and_the_error_is_two_standard_errors(n
     estimator, true = ESTIMATORS[name]
     power = 2 if name == "frobenius" else 1  # the square of the norm is unbiased
     runs = [estimator(matrix, products=30, seed=seed) for seed in range(150)]
-    values, truth = np.array([run.value for run in runs]) ** power, true(matrix) ** power
+    values = np.array([run.value for run in runs]) ** power
+    truth = true(matrix) ** power
     standard_error = values.std(ddof=1) / math.sqrt(len(runs))
     assert abs(values.mean() - truth) < 3.5 * standard_error
     assert standard_error < 0.05 * truth
@@ -49,7 +50,8 @@ def test_enough_products_are_exact(name, size):
 def test_the_quadrature_has_the_moments_of_the_spectrum(matrix, dtype):
     truth = eigenvalues(matrix)
     density = spectral_density(matrix.to(dtype), probes=12, steps=25)
-    nodes, weights = np.array(density.nodes), np.array(density.weights)
+    nodes = np.array(density.nodes)
+    weights = np.array(density.weights)
     norm = np.abs(truth).max()
     assert abs(weights.sum() - 1) < 1e-12
     assert weights.min() >= 0
@@ -62,7 +64,8 @@ def test_the_quadrature_has_the_moments_of_the_spectrum(matrix, dtype):
 
 def test_the_curve_of_a_wigner_matrix_is_the_semicircle():
     density = spectral_density(wigner(500, seed=3), probes=10, steps=40)
-    grid, values = np.array(density.grid), np.array(density.values)
+    grid = np.array(density.grid)
+    values = np.array(density.values)
     semicircle = np.sqrt(np.maximum(4 - grid**2, 0)) / (2 * math.pi)
     spacing = grid[1] - grid[0]
     assert abs(values.sum() * spacing - 1) < 1e-3
@@ -100,14 +103,15 @@ def test_probes_depend_on_the_seed_alone_and_have_unit_variance(kind):
     assert torch.equal(first[:, :1], ProbeStream(1000, seed=3, kind=kind).draw_block(1))
     assert not torch.equal(first, ProbeStream(1000, seed=4, kind=kind).draw_block(2))
     assert not torch.equal(first[:, 0], first[:, 1])
-    many = ProbeStream(100_000, seed=0, kind=kind, dtype=torch.float64).draw()
-    assert abs(many.mean()) < 0.02
-    assert abs(many.var() - 1) < 0.02
-    assert kind == "gaussian" or sorted(many.unique().tolist()) == [-1.0, 1.0]
+    long = ProbeStream(100_000, seed=0, kind=kind, dtype=torch.float64).draw()
+    assert abs(long.mean()) < 0.02
+    assert abs(long.var() - 1) < 0.02
+    assert kind == "gaussian" or sorted(long.unique().tolist()) == [-1.0, 1.0]
 
 
 @pytest.mark.parametrize("seed", [0, 42, -7, 2**63])
 def test_probes_are_not_the_numbers_that_the_user_drew_from_the_same_seed(seed):
-    own = torch.randn(1000, generator=torch.Generator().manual_seed(seed))
-    cosine = torch.nn.functional.cosine_similarity(own, ProbeStream(1000, seed=seed).draw(), dim=0)
+    weights = torch.randn(1000, generator=torch.Generator().manual_seed(seed))
+    probe = ProbeStream(1000, seed=seed).draw()
+    cosine = torch.nn.functional.cosine_similarity(weights, probe, dim=0)
     assert abs(cosine) < 0.15

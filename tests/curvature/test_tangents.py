@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 
 import hessinit
 from hessinit.curvature import evaluation as evaluations
-from hessinit.curvature import tangents
-from hessinit.curvature.evaluation import Evaluation, SoftmaxHessian, evaluate
+from hessinit.curvature import loss_hessian, tangents
+from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.loss_hessian import SoftmaxHessian
 from hessinit.curvature.probes import random_like
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
@@ -152,8 +154,9 @@ def test_a_function_written_in_python_goes_by_the_backward_pass() -> None:
 def test_the_hessian_of_a_cross_entropy_is_found_in_closed_form(
     shape: tuple[int, ...], flatten: bool, smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluations, "_LARGE_OUTPUT", 40)  # several parts
-    monkeypatch.setattr(evaluations, "_LEAST_CLOSED", 40)
+    limits = replace(loss_hessian.LIMITS, large_output=40, least_closed_form=40)  # several parts
+    monkeypatch.setattr(loss_hessian, "LIMITS", limits)
+    monkeypatch.setattr(evaluations, "LIMITS", limits)
     torch.manual_seed(0)
     places = shape[:-1] if flatten else (shape[0], *shape[2:])
     target = torch.randint(7, places)
@@ -176,7 +179,7 @@ def test_the_hessian_of_a_cross_entropy_is_found_in_closed_form(
         (one,) = evaluate(problem)
         assert one.softmax is not None
         tangent = random_like(one.output, 3)
-        truth = evaluations.OutputLoss(problem, one.output, one.batch).hessian(tangent)
+        truth = loss_hessian.OutputLoss(problem, one.output, one.batch).hessian(tangent)
         assert torch.allclose(one.output_hessian(tangent), truth, rtol=1e-6, atol=1e-12)
         # Samples have it as their covariance.
         noise = torch.randn(4_000, *shape, dtype=torch.float64)
@@ -192,7 +195,7 @@ def test_another_loss_is_not_taken_for_a_cross_entropy() -> None:
     )
     with problem.settings():
         (one,) = evaluate(problem)
-        assert SoftmaxHessian.found(one.at_output.gradient[0].detach(), one.at_output, 0) is None
+        assert SoftmaxHessian.recognize(one.at_output) is None
 
 
 COMPLEX: dict[str, Callable[[Tensor], Tensor]] = {

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hessinit
-from hessinit.curvature.engines import LanczosSettings
+from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
 from hessinit.measurement.bounds import jacobian_bounds
 from hessinit.problem.functional import FunctionalProblem

@@ -22,7 +22,8 @@ each_maker = pytest.mark.parametrize("make", [*MAKERS.values(), hessinit.jacobia
 
 
 def true_jacobian(*layers: str) -> torch.Tensor:
-    model, (x, _) = network().double(), batch()
+    model = network().double()
+    x, _ = batch()
     names = [f"{layer}.weight" for layer in layers]
     fixed = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
@@ -85,15 +86,15 @@ def test_wrong_shapes_and_problems_are_answered_with_the_right_ones(make: Any) -
 def test_scipy_finds_the_same_ends(curvature: str) -> None:
     operator = call(MAKERS[curvature], network(), LOSS, batch(), **DOUBLE)
     truth = torch.linalg.eigvalsh(dense_curvature(network(), LOSS, batch(), curvature).network)
-    found = eigsh(operator.to_scipy(), k=2, which="BE", return_eigenvectors=False)
-    assert sorted(found) == pytest.approx([truth[0].item(), truth[-1].item()], rel=1e-8, abs=1e-10)
+    ends = eigsh(operator.to_scipy(), k=2, which="BE", return_eigenvectors=False)
+    assert sorted(ends) == pytest.approx([truth[0].item(), truth[-1].item()], rel=1e-8, abs=1e-10)
 
 
 def test_the_jacobian_is_the_derivative_of_the_outputs_and_its_transpose_the_adjoint() -> None:
     operator = call(hessinit.jacobian, network(), LOSS, batch(), **DOUBLE)
-    one = call(hessinit.jacobian, network(), LOSS, batch(), layers="2", **DOUBLE)
+    last = call(hessinit.jacobian, network(), LOSS, batch(), layers="2", **DOUBLE)
     torch.testing.assert_close(operator.to_dense(), true_jacobian("0", "2"), rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(one.to_dense(), true_jacobian("2"), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(last.to_dense(), true_jacobian("2"), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(operator.T.to_dense(), true_jacobian("0", "2").T, rtol=1e-9, atol=1e-12)
     right = torch.randn(35, dtype=torch.float64)
     assert torch.equal(operator.T.T @ right, operator @ right)

@@ -1,10 +1,10 @@
-"""What a call costs: its seconds, and how many gradients could have been computed meanwhile."""
+"""What a measurement costs, in gradients: its seconds over those of one forward and backward."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,63 +17,56 @@ from hessinit.problem.functional import FunctionalProblem
 _SHORT_SECONDS = 0.005
 
 
-class TimedGradient(NamedTuple):
-    """A gradient, and the seconds that it took."""
+@dataclass(frozen=True)
+class LossGradient:
+    """The gradient of the loss of all batches, and the seconds of its forwards and backwards."""
 
-    seconds: float
+    by_leaf: Mapping[str, Tensor]
     output: Tensor  # of the first batch
-    by_leaf: dict[str, Tensor]
+    seconds: float
 
 
-def timed_gradient(problem: FunctionalProblem, weights: Sequence[float] = ()) -> TimedGradient:
-    """Compute forward and backward of all batches by the measured weights, on warm caches.
+def loss_gradient(evaluations: Sequence[Evaluation]) -> LossGradient:
+    """The gradient of the loss by the measured weights, from the graphs, which are freed.
 
-    The model runs as in every evaluation of the problem, on copies of the weights; nothing of it
-    changes. `weights` are those of the batches in the loss; without them the gradient itself is not
-    kept.
+    Costs a backward pass; the seconds of the forward are those of each evaluation's first one.
     """
-    times = list[float]()
-    tensors = {**problem.leaves, **problem.constants}
-    names = list(problem.leaves)
-    while not times or (len(times) < 2 and times[-1] < _SHORT_SECONDS):
-        total = dict[str, Tensor]()
-        outputs = list[Tensor]()
-        started = clock(problem)
-        for number, batch in enumerate(problem.batches):
-            output, gradients = problem.output_and_gradients(batch, tensors, names)
-            outputs = outputs or [output]
-            if not weights:
-                continue
-            for name, gradient in zip(names, gradients, strict=True):
-                if weights[number] != 1:
-                    gradient = gradient * weights[number]
-                total[name] = total[name] + gradient if name in total else gradient
-        times.append(clock(problem) - started)
-    return TimedGradient(min(times), outputs[0], total)
+    by_leaf = dict[str, Tensor]()
+    outputs = list[Tensor]()
+    seconds = 0.0
+    for evaluation in evaluations:
+        with evaluation.graphs():
+            loss = evaluation.loss
+            outputs = outputs or [evaluation.output.detach()]
+        started = evaluation.problem.clock()
+        leaves = list(evaluation.leaves.values())
+        gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        seconds += evaluation.forward_seconds + evaluation.problem.clock() - started
+        for name, gradient in zip(evaluation.leaves, gradients, strict=True):
+            part = gradient if evaluation.weight == 1 else gradient * evaluation.weight
+            by_leaf[name] = by_leaf[name] + part if name in by_leaf else part
+    return LossGradient(by_leaf, outputs[0], seconds)
+
+
+def gradient_seconds(problem: FunctionalProblem) -> float:
+    """The seconds of a forward and backward of all batches, of the plain model, on warm caches."""
+    weights = {**problem.leaves, **problem.constants}
+    seconds = list[float]()
+    while not seconds or (len(seconds) < 2 and seconds[-1] < _SHORT_SECONDS):
+        started = problem.clock()
+        for batch in problem.batches:
+            problem.output_and_gradients(batch, weights, list(problem.leaves))
+        seconds.append(problem.clock() - started)
+    return min(seconds)
 
 
 def in_gradients(seconds: float | None, gradient: float | None) -> float | None:
-    """Return the cost in gradients; None if one of both is unknown."""
+    """The cost in gradients, from the seconds of one; None where one of both is not known."""
     return seconds / gradient if seconds is not None and gradient else None
 
 
-def cost_of(
-    problem: FunctionalProblem,
-    evaluations: Sequence[Evaluation],
-    started: float,
-    gradient: float | None = None,
-) -> dict[str, Any]:
-    """Return the `seconds` since `started`, and in `gradients`; time one if none was."""
-    seconds = clock(problem) - started
-    for evaluation in evaluations:
-        evaluation.forget()
-    if gradient is None:
-        gradient = timed_gradient(problem).seconds
+def cost_since(started: float, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+    """The fields `seconds` and `gradients` of a result; the graphs are freed."""
+    seconds = evaluations[0].problem.clock() - started
+    gradient = loss_gradient(evaluations).seconds
     return {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
-
-
-def clock(problem: FunctionalProblem) -> float:
-    """Return the time, after what a GPU still computes."""
-    if problem.device.type == "cuda":
-        torch.cuda.synchronize(problem.device)
-    return time.perf_counter()

@@ -1,4 +1,4 @@
-"""The Gram engine: every layer's Gauss-Newton curvature from a few shared backward passes.
+"""The Gram engine's mathematics: every layer's Gauss-Newton curvature from shared backward passes.
 
 With `H_z = S Sᵀ` in every example, a layer's Gauss-Newton matrix is `VᵀV`, where a row of `V` is
 the gradient of one column of S in one example: the layer's input times the gradient at its output,
@@ -15,35 +15,39 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import layer_uses, operators, probes
-from hessinit.curvature.evaluation import Evaluation, LossFactor
+from hessinit.curvature import layer_uses, operators
+from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.layer_uses import LayerCall, rows_by_example
+from hessinit.curvature.loss_hessian import LossFactor
 from hessinit.problem.determinism import agree
 
-_LARGEST_MATRIX = 384
-# Unfolded patches are formed for so many numbers at a time, about what fits into a cache.
-_NUMBERS_AT_ONCE = 2**20
-_MOST_WRITTEN = 2**16
+
+@dataclass(frozen=True)
+class GramSizes:
+    """How many numbers the Gram engine forms, stores or sends through at a time."""
+
+    matrix: int = 384  # rows of a Gram matrix up to which it is formed: calls cost more than sums
+    patches: int = 2**20  # unfolded at a time where they are large, about what fits into a cache
+    written: int = 2**16  # weights up to which `V` itself is stored
+    # Bytes of the signals of so many examples as are sent through at a time, or as many as the
+    # outputs of the layers take.
+    signal_bytes: int = 2**25
 
 
-def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
-    """A call's output as (examples, outputs per example)."""
-    if time_first:
-        rows = rows.view(rows.shape[0] // examples, examples, *rows.shape[1:]).transpose(0, 1)
-    return rows.reshape(examples, -1)
+SIZES = GramSizes()
 
 
 class LayerGram(operators.LinearOperator):
     """`V Vᵀ` of one layer, by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block."""
 
     def __init__(
-        self, traced: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float
+        self, signals: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float
     ) -> None:
-        self.traced = list(traced)
+        self.calls = list(signals)
         self.weight_shape = weight_shape
         self.scale = scale
-        first = self.traced[0].signals
+        first = self.calls[0].signals
         self.examples = first.shape[0]
         self.columns = first.shape[1]
         self.shape = (self.examples * self.columns,) * 2
@@ -52,14 +56,13 @@ class LayerGram(operators.LinearOperator):
         self.weights = int(torch.Size(weight_shape).numel())
         self.matrix: Tensor | None = None
         self._inner: Tensor | None = None
-        call = self.traced[0].call if len(self.traced) == 1 else None
+        call = self.calls[0].call if len(self.calls) == 1 else None
         if (
             isinstance(call, layer_uses.DenseCall)
             and call.rows == self.examples <= 2 * call.inputs.shape[1]
         ):
             self._inner = call.inputs @ call.inputs.T  # cheaper than the weight
-        if self._inner is not None and self.shape[0] <= _LARGEST_MATRIX:
-            # So small that the calls of a product cost more than the arithmetic: `V Vᵀ` itself.
+        if self._inner is not None and self.shape[0] <= SIZES.matrix:
             flat = first.reshape(self.shape[0], -1)
             blocks = (flat @ flat.T).view(self.examples, self.columns, self.examples, self.columns)
             blocks.mul_(self._inner.view(self.examples, 1, self.examples, 1))
@@ -70,29 +73,30 @@ class LayerGram(operators.LinearOperator):
             return torch.mv(self.matrix, vector)
         if self._inner is None:
             return self.push(self.pull(vector))
-        (one,) = self.traced
-        mixed = torch.bmm(vector.view(self.examples, 1, self.columns), one.signals)
+        (call,) = self.calls
+        mixed = torch.bmm(vector.view(self.examples, 1, self.columns), call.signals)
         moved = torch.mm(self._inner, mixed.squeeze(1))
-        return torch.bmm(moved.unsqueeze(1), one.signals.mT).view(-1)
+        return torch.bmm(moved.unsqueeze(1), call.signals.mT).view(-1)
 
     def pull(self, vector: Tensor) -> Tensor:
         """`Vᵀ vector`: a change of the weight."""
         mixed = vector.view(self.examples, 1, self.columns)
-        pulled = [one.call.pull(one.rows(torch.bmm(mixed, one.signals))) for one in self.traced]
+        pulled = [call.call.pull(call.rows(torch.bmm(mixed, call.signals))) for call in self.calls]
         return operators.add_up(pulled)
 
     def push(self, weight: Tensor) -> Tensor:
-        found = []
-        for one in self.traced:
-            rows = rows_by_example(one.call.push(weight), self.examples, one.time_first)
+        """`V weight`: the change of every example's outputs, in the columns of S."""
+        pushed = []
+        for call in self.calls:
+            rows = rows_by_example(call.call.push(weight), self.examples, call.time_first)
             # A row vector times the transpose: the same sum as signals @ column, by a faster CPU
             # kernel.
-            found.append(torch.bmm(rows.unsqueeze(1), one.signals.mT).view(-1))
-        return operators.add_up(found)
+            pushed.append(torch.bmm(rows.unsqueeze(1), call.signals.mT).view(-1))
+        return operators.add_up(pushed)
 
 
 class WrittenGram(LayerGram):
-    """A `LayerGram` that stores `V`: for layers with fewer weights than outputs, as first convolutions."""
+    """A `LayerGram` that stores `V`: for layers with fewer weights than outputs per example."""
 
     def __init__(
         self, call: layer_uses.ConvolutionCall, size: int, like: Tensor, scale: float
@@ -100,36 +104,46 @@ class WrittenGram(LayerGram):
         self.weight_shape = tuple(call.weight.shape)
         self.weights = call.weight.numel()
         self.scale = scale
-        rows = like.shape[0] * call.weight.shape[0], call.weight[0].numel()
+        self._columns = like.shape[0]
+        rows = self._columns * call.weight.shape[0], call.weight[0].numel()
         self._by_example = like.new_empty(size, *rows)
         self.factor = self._by_example.view(-1, self.weights)
         self.matrix = None
-        self._arrived: list[Tensor] = []
         self.shape = (len(self.factor),) * 2
         self.dtype = like.dtype
         self.device = like.device
 
-    def receive(self, column: int, part: slice, gradient: Tensor) -> None:
-        self._arrived.append(gradient)
-
     def add(self, call: layer_uses.Call, part: slice) -> None:
-        """Patches times signals, for all columns of a few examples at a time."""
+        """Take the inputs of a part of the batch, of which all columns are received next."""
         assert isinstance(call, layer_uses.ConvolutionCall)
-        gradients = self._arrived
-        self._arrived = []
-        step = max(1, _NUMBERS_AT_ONCE // (call.weight[0].numel() * gradients[0][0, 0].numel()))
-        for first in range(0, call.rows, step):
-            some = slice(first, min(first + step, call.rows))
-            kernel = tuple(call.weight.shape[2:])
-            dilation = tuple(call.dilation)
-            patches = F.unfold(
-                call.inputs[some], kernel, dilation, tuple(call.padding), tuple(call.stride)
-            )
-            signals = torch.stack([column[some].flatten(2) for column in gradients], dim=1).flatten(
-                1, 2
-            )
-            place = self._by_example[part.start + some.start : part.start + some.stop]
-            torch.bmm(signals, patches.transpose(1, 2), out=place)
+        self._call = call
+        # The patches are kept for all columns where they take less than the columns' gradients.
+        keeps = call.weight[0].numel() <= self._columns * call.weight.shape[0]
+        numbers = call.weight[0].numel() * int(torch.Size(call.output_shape[2:]).numel())
+        step = call.rows if keeps else max(1, SIZES.patches // numbers)
+        self._pieces = [slice(first, first + step) for first in range(0, call.rows, step)]
+        self._patches = self._unfold(self._pieces[0]) if keeps else None
+
+    def _unfold(self, piece: slice) -> Tensor:
+        call = self._call
+        return F.unfold(
+            call.inputs[piece],
+            tuple(call.weight.shape[2:]),
+            tuple(call.dilation),
+            tuple(call.padding),
+            tuple(call.stride),
+        ).transpose(1, 2)
+
+    def receive(self, column: int, part: slice, gradient: Tensor) -> None:
+        """Patches times signals: the rows of `V` for a column, in a part of the batch."""
+        outputs = gradient.shape[1]
+        rows = slice(column * outputs, (column + 1) * outputs)
+        for piece in self._pieces:
+            patches = self._unfold(piece) if self._patches is None else self._patches
+            written = self._by_example[part][piece, rows]
+            written.copy_(torch.bmm(gradient[piece].flatten(2), patches))
+        if column + 1 == self._columns:
+            self._patches = None
 
     def _product(self, vector: Tensor) -> Tensor:
         return torch.mv(self.factor, torch.mv(self.factor.T, vector))
@@ -142,95 +156,67 @@ class WrittenGram(LayerGram):
 
 
 class SumOfGrams(operators.LinearOperator):
+    """The sum of several layers' Gram matrices: that of all of them together."""
+
     def __init__(self, grams: Sequence[LayerGram]) -> None:
         matrices = [gram.matrix for gram in grams if gram.matrix is not None]
         self._matrix = torch.stack(matrices).sum(0) if matrices else None
-        self._others = [gram for gram in grams if gram.matrix is None]
+        self._unformed = [gram for gram in grams if gram.matrix is None]
         self.shape = grams[0].shape
         self.dtype = grams[0].dtype
         self.device = grams[0].device
 
     def _product(self, vector: Tensor) -> Tensor:
-        found = [gram._product(vector) for gram in self._others]
+        products = [gram._product(vector) for gram in self._unformed]
         if self._matrix is not None:
-            found.append(torch.mv(self._matrix, vector))
-        return operators.add_up(found)
+            products.append(torch.mv(self._matrix, vector))
+        return operators.add_up(products)
 
 
-@dataclass(frozen=True)
-class KnownCall:
-    """A leaf, one of its calls, and the edge that the gradient of the call's output takes."""
+class GramCurvature(operators.LinearOperator):
+    """`VᵀV` on the weights of layers together, summed over batches: the Gauss-Newton block."""
 
-    name: str
-    call: layer_uses.Call
-    edge: GradientEdge
-    time_first: bool = False  # rows by position, not by example, as inside `nn.MultiheadAttention`
+    def __init__(self, per_batch: Sequence[Sequence[LayerGram]]) -> None:
+        self.per_batch = per_batch
+        first = per_batch[0]
+        self.shapes = [gram.weight_shape for gram in first]
+        size = sum(int(torch.Size(shape).numel()) for shape in self.shapes)
+        self.shape = (size, size)
+        self.dtype = first[0].dtype
+        self.device = first[0].device
+
+    def _product(self, vector: Tensor) -> Tensor:
+        weights = operators.split(vector, self.shapes)
+        products = []
+        for grams in self.per_batch:
+            pushed = [gram.push(weight) for gram, weight in zip(grams, weights, strict=True)]
+            moved = operators.add_up(pushed) * grams[0].scale
+            products.append(operators.join([gram.pull(moved) for gram in grams]))
+        return sum(products[1:], products[0])
 
 
-def known_calls(uses: layer_uses.Uses, leaves: dict[str, Tensor], size: int) -> list[KnownCall]:
-    """The calls of the leaves whose every use is known, with the same number of rows for each example."""
-    calls: list[KnownCall] = []
-    for name, found in uses.items():
-        known = [(use, layer_uses.read_call(use, leaves[name])) for use in found]
-        if all(call is not None and call.rows % size == 0 for _, call in known):
-            calls += [
-                KnownCall(name, call, GradientEdge(use.node, 0)) for use, call in known if call
-            ]
-    return calls
-
-
-def separable_calls(evaluation: Evaluation) -> list[KnownCall]:
-    """The known calls of the leaves that no call mixes the examples for, with the layouts of their rows."""
+def separable_calls(evaluation: Evaluation) -> list[LayerCall]:
+    """The known calls of the leaves for which no call mixes the examples."""
     problem = evaluation.problem
     output = evaluation.output
-    calls = known_calls(evaluation.uses, problem.leaves, output.shape[0])
-    pairs = list(zip(calls, find_layouts(output, calls, problem.seed), strict=True))
-    mixed = {one.name for one, layout in pairs if layout is None}
-    return [replace(one, time_first=bool(layout)) for one, layout in pairs if one.name not in mixed]
-
-
-def find_layouts(output: Tensor, calls: Sequence[KnownCall], seed: int) -> list[bool | None]:
-    """Per call: rows by example (False), by position (True), or mixed (None)."""
-    if not calls:
-        return []
-    size = output.shape[0]
-    fitting = [[False, True] if one.call.rows > size > 1 else [False] for one in calls]
-    stream = probes.ProbeStream(
-        output.numel() + size, seed=seed, dtype=output.dtype, device=output.device
-    )
-    probe = stream.draw()
-    for whole, shared, factors in layer_uses.probe_examples(
-        lambda cotangent: backward(output, calls, cotangent),
-        probe[size:].view_as(output),
-        probe[:size],
-    ):
-        for one, orders, base, gradient in zip(calls, fitting, whole, shared, strict=True):
-            first = base.reshape(one.call.rows, -1)
-            second = gradient.reshape(one.call.rows, -1)
-            for order in list(orders):
-                expected, found = (rows_by_example(rows, size, order) for rows in (first, second))
-                if not layer_uses.in_proportion(expected, found, factors):
-                    orders.remove(order)
-    return [orders[0] if orders else None for orders in fitting]
-
-
-def backward(output: Tensor, calls: Sequence[KnownCall], cotangent: Tensor) -> list[Tensor]:
-    """The gradient at the output of every call; zero where none arrives."""
-    found: tuple[Tensor | None, ...] = torch.autograd.grad(
-        output, [one.edge for one in calls], cotangent, retain_graph=True, allow_unused=True
-    )
-    pairs = zip(calls, found, strict=True)
+    calls = layer_uses.known_calls(evaluation.uses, problem.leaves, output.shape[0])
+    layouts = layer_uses.find_layouts(output, calls, problem.seed)
+    mixed = {
+        layer_call.name for layer_call, layout in zip(calls, layouts, strict=True) if layout is None
+    }
     return [
-        cotangent.new_zeros(one.call.output_shape) if grad is None else grad for one, grad in pairs
+        replace(layer_call, time_first=bool(layout))
+        for layer_call, layout in zip(calls, layouts, strict=True)
+        if layer_call.name not in mixed
     ]
 
 
 class CallSignals:
-    """A call and the gradients that reach its output: (examples, columns, outputs per example)."""
+    """A call and the gradients at its output: (examples, columns, outputs per example)."""
 
-    def __init__(self, one: KnownCall, size: int, like: Tensor) -> None:
-        outputs = int(torch.Size(one.call.output_shape).numel()) // size
-        self.time_first = one.time_first
+    def __init__(self, layer_call: LayerCall, size: int, like: Tensor) -> None:
+        outputs = int(torch.Size(layer_call.call.output_shape).numel()) // size
+        self.time_first = layer_call.time_first
         self._calls = list[layer_uses.Call]()
         self.signals = like.new_empty(size, like.shape[0], outputs)
 
@@ -239,15 +225,17 @@ class CallSignals:
 
     def receive(self, column: int, part: slice, gradient: Tensor) -> None:
         """What a column of the root sends to the call's output, in a part of the batch."""
-        self.signals[part, column] = rows_by_example(
-            gradient, part.stop - part.start, self.time_first
-        )
+        examples = part.stop - part.start
+        self.signals[part, column] = rows_by_example(gradient, examples, self.time_first)
 
     @cached_property
     def call(self) -> layer_uses.Call:
+        """The call on the whole batch."""
         calls = self._calls
         self._calls = []
-        return calls[0].on(torch.cat([one.inputs for one in calls])) if len(calls) > 1 else calls[0]
+        return (
+            calls[0].on(torch.cat([part.inputs for part in calls])) if len(calls) > 1 else calls[0]
+        )
 
     def rows(self, per_example: Tensor) -> Tensor:
         """(examples, 1, outputs per example) as the call's own output."""
@@ -260,21 +248,18 @@ class CallSignals:
 Collector = CallSignals | WrittenGram
 
 
-def collector_for(one: KnownCall, size: int, like: Tensor, scale: float, uses: int) -> Collector:
+def collector_for(
+    layer_call: LayerCall, size: int, like: Tensor, scale: float, uses: int
+) -> Collector:
     """Stores weight gradients where they are smaller and fast to compute, else signals."""
-    call = one.call
+    call = layer_call.call
     if isinstance(call, layer_uses.ConvolutionCall):
         outputs = int(torch.Size(call.output_shape).numel()) // size
-        small = call.weight.numel() <= min(outputs, _MOST_WRITTEN)
+        small = call.weight.numel() <= min(outputs, SIZES.written)
         unfolds = call.inputs.ndim == 4 and not call.transposed and call.groups == 1  # by F.unfold
-        if small and unfolds and uses == 1 and not one.time_first and call.rows == size:
+        if small and unfolds and uses == 1 and not layer_call.time_first and call.rows == size:
             return WrittenGram(call, size, like, scale)
-    return CallSignals(one, size, like)
-
-
-# Signals of so many examples at a time take about this many bytes, or as many as the layers' own
-# outputs.
-BYTES_AT_ONCE = 2**25
+    return CallSignals(layer_call, size, like)
 
 
 def trace_grams(
@@ -284,68 +269,86 @@ def trace_grams(
 
     Costs a backward pass per column of the root. With `split`, large batches go through in pieces.
     """
-    problem = evaluation.problem
     size = evaluation.output.shape[0]
-    plan = separable_calls(evaluation)
-    if not plan:
+    calls = separable_calls(evaluation)
+    if not calls:
         return {}
-    names = [one.name for one in plan]
+    names = [layer_call.name for layer_call in calls]
     scale = root.scale * evaluation.weight
     collectors = [
-        collector_for(one, size, root.columns, scale, names.count(one.name)) for one in plan
+        collector_for(layer_call, size, root.columns, scale, names.count(layer_call.name))
+        for layer_call in calls
     ]
-    step = _examples_at_once(plan, root, size)
+    step = _examples_at_once(calls, root, size)
     # Only rows by example can be split, and no frozen random draw.
-    in_order = size == evaluation.batch.size and not any(one.time_first for one in plan)
+    in_order = size == evaluation.batch.size and not any(
+        layer_call.time_first for layer_call in calls
+    )
     if split and step < size and in_order and not evaluation.drew:
-        outlines = [_outline(one, size) for one in plan]
+        outlines = [_outline(layer_call, size) for layer_call in calls]
+        output = evaluation.output.detach()
         # The graph of the whole batch must not stand beside those of the pieces: nothing may hold
         # on to it.
-        del plan
-        whole = evaluation.output.detach()
-        evaluation.forget()
+        del calls
         pieces = [slice(first, min(first + step, size)) for first in range(0, size, step)]
-        # A function for each piece: its graph goes before the next one comes.
-        if not all(
-            _gather_piece(evaluation, whole, root, one, outlines, collectors) for one in pieces
-        ):
+        with evaluation.graphs(anew=True):
+            # A function for each piece: its graph goes before the next one comes.
+            alike = all(
+                _gather_piece(evaluation, output, root, piece, outlines, collectors)
+                for piece in pieces
+            )
+        if not alike:
             return trace_grams(evaluation, root, split=False)
     else:
-        _gather(evaluation.output, plan, root.columns, slice(0, size), collectors)
-    grams: dict[str, LayerGram] = {}
-    for name in dict.fromkeys(names):
-        found = [
-            collector for other, collector in zip(names, collectors, strict=True) if other == name
-        ]
-        signals = [one for one in found if isinstance(one, CallSignals)]
-        shape = tuple(problem.leaves[name].shape)
-        grams[name] = (
-            found[0] if isinstance(found[0], WrittenGram) else LayerGram(signals, shape, scale)
+        _gather(evaluation.output, calls, root.columns, slice(0, size), collectors)
+    return {
+        name: _gram_of(
+            [collector for leaf, collector in zip(names, collectors, strict=True) if leaf == name],
+            tuple(evaluation.problem.leaves[name].shape),
+            scale,
         )
-    return grams
+        for name in dict.fromkeys(names)
+    }
 
 
-def _examples_at_once(plan: Sequence[KnownCall], root: LossFactor, size: int) -> int:
-    numbers = sum(int(torch.Size(one.call.output_shape).numel()) for one in plan)
+def _gram_of(
+    collectors: Sequence[Collector], weight_shape: tuple[int, ...], scale: float
+) -> LayerGram:
+    if isinstance(collectors[0], WrittenGram):
+        return collectors[0]
+    signals = [collector for collector in collectors if isinstance(collector, CallSignals)]
+    return LayerGram(signals, weight_shape, scale)
+
+
+def _examples_at_once(calls: Sequence[LayerCall], root: LossFactor, size: int) -> int:
+    numbers = sum(int(torch.Size(layer_call.call.output_shape).numel()) for layer_call in calls)
     outputs = root.columns.element_size() * numbers
     device = root.columns.device
-    room = max(BYTES_AT_ONCE, outputs)
+    room = max(SIZES.signal_bytes, outputs)
     if device.type == "cuda":  # small pieces starve a GPU, and it has the room
         room = max(room, torch.cuda.get_device_properties(device).total_memory // 16)
     needed = outputs * root.columns.shape[0]
     return size if needed <= 2 * room else max(1, size * room // needed)
 
 
-def _outline(one: KnownCall, size: int) -> tuple[tuple[object, ...], Tensor]:
-    """Name, kind and shape of a call, and the length of each example's input.
+@dataclass(frozen=True)
+class Outline:
+    """What two evaluations of a call have in common if they do the same.
 
     Outputs alone do not tell: a head of zeros gives the same ones whatever BatchNorm made of its
     input.
     """
-    rows, *others = one.call.output_shape
-    inputs = one.call.inputs if one.call.inputs.is_floating_point() else one.call.inputs.double()
+
+    kind: tuple[object, ...]  # name, type and shape without the examples
+    lengths: Tensor  # of each example's input
+
+
+def _outline(layer_call: LayerCall, size: int) -> Outline:
+    call = layer_call.call
+    rows, *shape = call.output_shape
+    inputs = call.inputs if call.inputs.is_floating_point() else call.inputs.double()
     lengths = torch.linalg.vector_norm(inputs.reshape(size, -1), dim=1)
-    return (one.name, type(one.call), rows // size, *others), lengths
+    return Outline((layer_call.name, type(call), rows // size, *shape), lengths)
 
 
 def _gather_piece(
@@ -353,30 +356,31 @@ def _gather_piece(
     whole: Tensor,
     root: LossFactor,
     part: slice,
-    outlines: Sequence[tuple[tuple[object, ...], Tensor]],
+    outlines: Sequence[Outline],
     collectors: Sequence[Collector],
 ) -> bool:
     """Gather the signals of a piece; False if the model treats it differently from the whole."""
     problem = evaluation.problem
     size = part.stop - part.start
-    names = {kind[0] for kind, _ in outlines}
+    names = {outline.kind[0] for outline in outlines}
     try:
         output = problem.output(evaluation.batch.take(torch.arange(part.start, part.stop)))
     except Exception:
         return False  # the model needs the whole batch
     if output.shape != whole[part].shape or not agree(output, whole[part]):
         return False
-    calls = known_calls(layer_uses.find_uses(output, problem.leaves), problem.leaves, size)
-    plan = [one for one in calls if one.name in names]
+    uses = layer_uses.find_uses(output, problem.leaves)
+    calls = layer_uses.known_calls(uses, problem.leaves, size)
+    calls = [layer_call for layer_call in calls if layer_call.name in names]
     rounding = float(torch.finfo(whole.dtype).eps) ** 0.6  # as in `agree`
-    found = [_outline(one, size) for one in plan]
-    if [kind for kind, _ in found] != [kind for kind, _ in outlines]:
+    outlines_of_piece = [_outline(layer_call, size) for layer_call in calls]
+    if [outline.kind for outline in outlines_of_piece] != [outline.kind for outline in outlines]:
         return False
-    for (_, lengths), (_, all_lengths) in zip(found, outlines, strict=True):
-        expected = all_lengths[part]
-        if not bool((lengths - expected).abs().max() <= rounding * expected.max()):
+    for outline, of_whole in zip(outlines_of_piece, outlines, strict=True):
+        expected = of_whole.lengths[part]
+        if not bool((outline.lengths - expected).abs().max() <= rounding * expected.max()):
             return False
-    _gather(output, plan, root.columns[:, part], part, collectors)
+    _gather(output, calls, root.columns[:, part], part, collectors)
     return True
 
 
@@ -385,21 +389,22 @@ _DENSE = {"AddmmBackward0", "MmBackward0"}
 
 def _gather(
     output: Tensor,
-    plan: Sequence[KnownCall],
+    calls: Sequence[LayerCall],
     columns: Tensor,
     part: slice,
     collectors: Sequence[Collector],
 ) -> None:
-    edges = [one.edge for one in plan]
+    """Send every column back through the graph, and each call's gradients to its collector."""
+    edges = [layer_call.edge for layer_call in calls]
     kinds = {type(edge.node).__name__ for edge in edges}
     # All columns in one pass are faster for dense networks.
     batched = layer_uses.batched_grad(output, edges, columns) if kinds <= _DENSE else None
+    for layer_call, collector in zip(calls, collectors, strict=True):
+        collector.add(layer_call.call, part)
     for column, cotangent in enumerate(columns):
-        if batched is not None and all(one is not None for one in batched):
-            gradients = [one[column] for one in batched if one is not None]
+        if batched is not None and all(gradients is not None for gradients in batched):
+            at_calls = [gradients[column] for gradients in batched if gradients is not None]
         else:
-            gradients = backward(output, plan, cotangent)
-        for collector, gradient in zip(collectors, gradients, strict=True):
+            at_calls = layer_uses.gradients_at_calls(output, calls, cotangent)
+        for collector, gradient in zip(collectors, at_calls, strict=True):
             collector.receive(column, part, gradient)
-    for one, collector in zip(plan, collectors, strict=True):
-        collector.add(one.call, part)

@@ -1,175 +1,318 @@
-"""The Lanczos iteration, the error bounds of its Ritz values, and the rule by which it stops."""
+"""The Lanczos process, for one operator or for many in lockstep; the errors of its Ritz values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hessinit.curvature import probes
 from hessinit.results.curvature_report import Estimate
 
 Array = npt.NDArray[np.float64]
 
-# The basis grows by blocks of about this many numbers (4 to 256 rows), without copying.
-_NUMBERS_PER_BLOCK = 2**22
-_LARGEST_FOR_NUMPY = 24
+# Takes the vectors (runs, n) and the numbers of the runs, and returns the product of each vector
+# with the matrix of its run.
+Products = Callable[[Tensor, Sequence[int]], Tensor]
 
 
-class LanczosState:
+class Operator(Protocol):
+    """A symmetric n × n matrix known by its products; a plain symmetric torch matrix is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    def __matmul__(self, other: Tensor, /) -> Tensor: ...
+
+
+def operator_size(operator: Operator) -> int:
+    shape = tuple(operator.shape)
+    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
+        need = "spectra need a square, non-empty one, such as A.T @ A"
+        raise ValueError(f"the operator has shape {shape}; {need}.")
+    if operator.dtype not in (torch.float32, torch.float64):
+        advice = "convert it to torch.float32 or torch.float64"
+        raise TypeError(f"the operator has dtype {operator.dtype}; {advice}.")
+    return shape[0]
+
+
+def products_with(operators: Sequence[Operator]) -> Products:
+    """Products of each run's vector with its own operator."""
+
+    def products(vectors: Tensor, runs: Sequence[int]) -> Tensor:
+        if len(runs) == 1:
+            return (operators[runs[0]] @ vectors[0]).unsqueeze(0)  # long vectors are not copied
+        pairs = zip(runs, vectors, strict=True)
+        return torch.stack([operators[run] @ vector for run, vector in pairs])
+
+    return products
+
+
+def powers_of_two(largest: Array, dtype: torch.dtype) -> Array:
+    """The powers of two just below positive numbers; 0 for 0, and inf for what is not finite.
+
+    Each is, as its inverse, a normal number of the dtype, so that scaling by it is exact.
+    """
+    limit = largest_exponent(dtype)
+    exponents = np.clip(np.frexp(largest)[1] - 1, -limit, limit)
+    powers = np.where(largest == 0, 0.0, np.ldexp(1.0, exponents))
+    return np.where(np.isfinite(largest), powers, np.inf)
+
+
+def power_of_two_scale(vector: Tensor) -> float:
+    """The power of two just below the largest |entry|; costs one host synchronization.
+
+    It is 0 for a zero vector, and inf when an entry is not finite.
+
+    >>> power_of_two_scale(torch.tensor([3.0, -5.0])), power_of_two_scale(torch.zeros(2))
+    (4.0, 0.0)
+    """
+    largest = np.array(float(vector.detach().abs().max()))
+    return float(powers_of_two(largest, vector.dtype))
+
+
+def largest_exponent(dtype: torch.dtype) -> int:
+    return 126 if dtype == torch.float32 else 1000
+
+
+@dataclass(frozen=True)
+class BasisMemory:
+    """How the Lanczos vectors are stored."""
+
+    # A basis grows by blocks of about this many numbers (4 to 256 rows a run), without copying.
+    numbers_per_block: int = 2**22
+    rows_per_block: int = 256
+    # Of an operator with so many rows, such as the embedding of a vocabulary, only the last blocks
+    # are kept.
+    size_of_large: int = 2**24
+    blocks_of_large: int = 3
+
+
+MEMORY = BasisMemory()
+
+
+class RitzSpectrum(NamedTuple):
+    """The Ritz values of one run, ascending, and their residuals, both in units of `scale`.
+
+    `vectors` are the eigenvectors of the tridiagonal matrix, `betas` its subdiagonal and the β that
+    comes next, 0 once the Krylov space is invariant. `scale` is inf if a product was not finite.
+    """
+
+    values: Array
+    vectors: Array
+    residuals: Array
+    betas: Array
+    scale: float
+    is_exhausted: bool
     dtype: torch.dtype
-    steps = 0
-    scale = 0.0
-    exhausted = False
+
+    @property
+    def steps(self) -> int:
+        return len(self.values)
+
+    @property
+    def norm(self) -> float:
+        """The largest |Ritz value|."""
+        return max(abs(float(self.values[0])), abs(float(self.values[-1])))
 
 
-class LanczosProcess(LanczosState):
-    """Lanczos with full reorthogonalization, orthogonal to the orthonormal columns of `locked` (deflation).
+class LanczosProcess:
+    """Lanczos with full reorthogonalization: one run for each row of `initial`, all in lockstep.
 
-    All numbers are in units of `scale`, a power of two chosen from the first product, so the
-    iteration is the same for 1e-30·A and 1e30·A. `exhausted` means that the Krylov space is
-    invariant, `finite` turns False when a product is not finite; after either there is nothing left
-    to do. With `most_blocks`, only the last vectors are kept, for the Ritz values alone:
-    orthogonality fades where an eigenvalue has converged.
+    Every run is orthogonal to the orthonormal columns of `locked` (deflation). Its numbers are in
+    units of its scale, a power of two chosen from the first product, so the iteration is the same
+    for 1e-30·A and 1e30·A. A run is `exhausted` when its Krylov space is invariant or a product was
+    not finite: then there is nothing left to do. With `most_blocks`, only the last vectors are
+    kept, for the Ritz values alone: orthogonality fades where an eigenvalue has converged.
     """
 
     def __init__(
         self,
-        operator: probes.Operator,
+        products: Products,
         initial: Tensor,
         locked: Tensor | None = None,
         most_blocks: int | None = None,
     ) -> None:
-        self.operator = operator
-        self.size = probes.operator_size(operator)
-        self.dtype = operator.dtype
-        self.finite = True
+        count, self.size = initial.shape
+        self.runs = list(range(count))
+        self.steps = 0
+        self.exhausted = np.zeros(count, dtype=bool)
+        self._products = products
         self._most_blocks = most_blocks
-        self.tridiagonal = np.zeros((32, 32))  # the lower triangle
-        self.betas: list[float] = []  # one a step
-        self._largest = self._beta = 0.0
-        self._limit = probes.largest_exponent(operator.dtype)
-        self._roundoff = 10 * torch.finfo(operator.dtype).eps
-        self._locked = [] if locked is None or not locked.shape[1] else [locked.T.contiguous()]
-        self._room = self.size - sum(len(rows) for rows in self._locked)
+        self._scales = np.ones(count)
+        self._tridiagonals = np.zeros((count, 32, 32))  # their lower triangles
+        self._betas = np.zeros((count, 32))
+        self._largest = np.zeros(count)
+        self._roundoff = 10 * torch.finfo(initial.dtype).eps
+        self._locked: list[Tensor] = []
+        if locked is not None and locked.shape[1]:
+            self._locked.append(locked.T.contiguous().unsqueeze(0))
+        self._room = self.size - sum(block.shape[1] for block in self._locked)
         self._blocks: list[Tensor] = []
         self._rows_used = 0
-        self._current = self._next_row()
-        torch.mul(initial.detach(), 1 / probes.power_of_two_scale(initial), out=self._current)
+        self._current = self._next_row(initial)
+        torch.mul(initial.detach(), 1 / power_of_two_scale(initial), out=self._current)
         for _ in range(2):
-            self._orthogonalize(self._current, self._locked)
-        self._current.div_(torch.linalg.vector_norm(self._current))
+            _project_out(self._current, self._locked)
+        self._current.div_(torch.linalg.vector_norm(self._current, dim=1, keepdim=True))
 
     def step(self) -> None:
-        """One product: extends the basis by a vector and the tridiagonal matrix by a row."""
-        self.record(self.launch().tolist())
+        """Extend the basis of each run by a vector, and its tridiagonal matrix by a row.
+
+        Costs one product for each run.
+        """
+        self.record(self.launch().cpu().numpy())
 
     def launch(self) -> Tensor:
-        """The product and its orthogonalization; returns numbers for `record`, which a GPU may still compute.
+        """Compute the products and orthogonalize them; returns a column of numbers for each run.
 
-        Reading them is the only synchronisation of a step, so that of several runs can be one.
+        `record` reads these numbers, which a GPU may still compute. That is the only
+        synchronization of a step, so that of several processes can be one.
         """
-        product = (self.operator @ self._current).detach()
-        if not self.scale:
-            self._most = product.abs().max()
-            exponent = (torch.frexp(self._most).exponent - 1).clamp(-self._limit, self._limit)
-            self._inverse = torch.ldexp(
-                torch.ones_like(self._most), -exponent
-            )  # exact: a power of two
-        basis = [*self._locked, *self._blocks[:-1], self._blocks[-1][: self._rows_used]]
-        candidate = self._next_row()
-        torch.mul(product, self._inverse, out=candidate)
+        products = self._products(self._current, self.runs).detach()
+        if not self.steps:
+            largest = products.abs().amax(dim=1)
+            limit = largest_exponent(products.dtype)
+            exponents = (torch.frexp(largest).exponent - 1).clamp(-limit, limit)
+            # Powers of two: to multiply by them is exact.
+            self._inverses = torch.ldexp(torch.ones_like(largest), -exponents)
+        basis = [*self._locked, *self._blocks[:-1], self._blocks[-1][:, : self._rows_used]]
+        candidate = self._next_row(self._current)
+        torch.mul(products, self._inverses.unsqueeze(1), out=candidate)
         # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
-        first = self._orthogonalize(candidate, basis)
-        second = self._orthogonalize(candidate, basis)
-        norm = torch.linalg.vector_norm(candidate)
-        candidate.div_(norm)
+        along = _project_out(candidate, basis)
+        correction = _project_out(candidate, basis)
+        norms = torch.linalg.vector_norm(candidate, dim=1)
+        candidate.div_(norms.unsqueeze(1))
         self._current = candidate
-        return torch.stack((self._most, first[-1], second[-1], norm)).double()
+        return torch.stack((self._inverses, along[:, -1], correction[:, -1], norms)).double()
 
-    def record(self, numbers: Sequence[float]) -> None:
-        largest, along, correction, beta = numbers
-        if not self.scale:
-            self.scale = probes.power_of_two_of(largest, self._limit)
-            if self.scale == 0.0:
-                self._record(0.0, 0.0)
-                return
-        alpha = along + correction
-        self.finite = math.isfinite(largest + alpha + beta)
-        if self.finite:
-            self._record(alpha, beta)
+    def record(self, numbers: Array) -> None:
+        """Extend the tridiagonal matrices by the numbers that `launch` returned."""
+        is_finite = np.isfinite(numbers).all(axis=0)
+        self._scales = np.where(is_finite, 1 / numbers[0], np.inf)
+        along, correction, betas = np.where(is_finite, numbers[1:], 0.0)
+        alphas = along + correction
+        self._largest = np.maximum(self._largest, np.maximum(np.abs(alphas), betas))
+        self.steps += 1
+        # A β at the level of roundoff means that the space is invariant. Then the Ritz values are
+        # all the eigenvalues along whose eigenvectors the initial vector has a component; a random
+        # one has a component along each, with probability 1.
+        is_invariant = betas <= self._roundoff * self._largest
+        self.exhausted = is_invariant | (self.steps == self._room)
+        row = self.steps - 1
+        if row == self._betas.shape[1]:
+            self._tridiagonals = np.pad(self._tridiagonals, ((0, 0), (0, row), (0, row)))
+            self._betas = np.pad(self._betas, ((0, 0), (0, row)))
+        self._tridiagonals[:, row, row] = alphas
+        if row:
+            self._tridiagonals[:, row, row - 1] = self._betas[:, row - 1]
+        self._betas[:, row] = np.where(self.exhausted, 0.0, betas)
 
-    def ritz(self) -> tuple[Array, Array, Array]:
-        """Ritz values (ascending), eigenvectors of the tridiagonal matrix, residuals; in units of `scale`."""
-        values, vectors = small_eigenpairs(self.tridiagonal[: self.steps, : self.steps])
-        return values, vectors, self._beta * np.abs(vectors[-1])  # ‖A y − θ y‖ = β |last entry|
+    def keep(self, rows: Sequence[int]) -> None:
+        """Continue only the runs in these rows."""
+        self.runs = [self.runs[row] for row in rows]
+        self._largest = self._largest[rows]
+        self._tridiagonals = self._tridiagonals[rows]
+        self._betas = self._betas[rows]
+        self._inverses = self._inverses[rows]
+        for number, block in enumerate(self._blocks):
+            is_last = number == len(self._blocks) - 1
+            used = self._rows_used if is_last else block.shape[1]
+            self._blocks[number] = block.new_empty(len(rows), *block.shape[1:])
+            self._blocks[number][:, :used] = block[rows, :used]
+        self._current = self._blocks[-1][:, self._rows_used - 1]
+
+    def ritz(self) -> list[RitzSpectrum]:
+        """What each current run knows about its spectrum."""
+        betas = self._betas[:, : self.steps]
+        values, vectors = small_eigenpairs(self._tridiagonals[:, : self.steps, : self.steps])
+        residuals = betas[:, -1:] * np.abs(vectors[:, -1])  # ‖A y − θ y‖ = β |last entry|
+        scales = self._scales.tolist()
+        runs = zip(values, vectors, residuals, betas, scales, self.exhausted.tolist(), strict=True)
+        return [RitzSpectrum._make([*run, self._current.dtype]) for run in runs]
 
     def ritz_vectors(self, vectors: Array) -> Tensor:
-        """The Ritz vectors (n, k) of eigenvectors (steps, k) of the tridiagonal matrix."""
+        """The Ritz vectors (n, k) of the first run.
+
+        `vectors` are eigenvectors (steps, k) of its tridiagonal matrix.
+        """
         coefficients = torch.from_numpy(np.ascontiguousarray(vectors)).to(self._current)
         result = self._current.new_zeros((self.size, coefficients.shape[1]))
         row = 0
         for block in self._blocks:
-            rows = min(len(block), self.steps - row)
+            rows = min(block.shape[1], self.steps - row)
             if rows > 0:
-                result.addmm_(block[:rows].T, coefficients[row : row + rows])
+                result.addmm_(block[0, :rows].T, coefficients[row : row + rows])
             row += rows
         return result.div_(torch.linalg.vector_norm(result, dim=0))
 
-    @staticmethod
-    def _orthogonalize(vector: Tensor, basis: list[Tensor]) -> Tensor:
-        """Subtract the projection on the basis; returns the coefficients along its last block."""
-        coefficients = vector
-        for block in basis:
-            coefficients = torch.mv(block, vector)
-            vector.addmv_(block.T, coefficients, alpha=-1)
-        return coefficients
-
-    def _record(self, alpha: float, beta: float) -> None:
-        row = self.steps
-        if row == len(self.tridiagonal):
-            self.tridiagonal = np.pad(self.tridiagonal, (0, row))
-        self.tridiagonal[row, row] = alpha
-        if row:
-            self.tridiagonal[row, row - 1] = self._beta
-        self._largest = max(self._largest, abs(alpha), beta)
-        self.steps = row + 1
-        # A β at the level of roundoff means that the space is invariant: the Ritz values are
-        # eigenvalues, all to which the initial vector has a component (a random one has one to
-        # each, with probability 1).
-        self.exhausted = beta <= self._roundoff * self._largest or self.steps == self._room
-        self._beta = 0.0 if self.exhausted else beta
-        self.betas.append(self._beta)
-
-    def _next_row(self) -> Tensor:
-        if not self._blocks or self._rows_used == len(self._blocks[-1]):
-            rows = min(self._room + 1, 256, max(4, _NUMBERS_PER_BLOCK // self.size))
-            self._blocks.append(
-                torch.empty(rows, self.size, dtype=self.dtype, device=self.operator.device)
-            )
+    def _next_row(self, like: Tensor) -> Tensor:
+        if not self._blocks or self._rows_used == self._blocks[-1].shape[1]:
+            fitting = max(4, MEMORY.numbers_per_block // like.numel())
+            rows = min(self._room + 1, MEMORY.rows_per_block, fitting)
+            self._blocks.append(like.new_empty(len(like), rows, self.size))
             self._rows_used = 0
             if self._most_blocks is not None:
                 del self._blocks[: -self._most_blocks]
         self._rows_used += 1
-        return self._blocks[-1][self._rows_used - 1]
+        return self._blocks[-1][:, self._rows_used - 1]
+
+
+def _project_out(vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
+    """Subtract from each vector its projection on the basis of its run, in place.
+
+    Returns the coefficients along the last block.
+    """
+    coefficients = vectors
+    for block in basis:
+        if len(block) == 1:
+            coefficients = torch.mv(block[0], vectors[0]).unsqueeze(0)
+            vectors[0].addmv_(block[0].T, coefficients[0], alpha=-1)
+        elif block.device.type == "cpu":
+            coefficients = _project_out_on_cpu(vectors, block)
+        else:
+            coefficients = torch.bmm(block, vectors.unsqueeze(2)).squeeze(2)
+            vectors -= torch.bmm(block.mT, coefficients.unsqueeze(2)).squeeze(2)
+    return coefficients
+
+
+def _project_out_on_cpu(vectors: Tensor, block: Tensor) -> Tensor:
+    # MKL's batched product with vectors takes 3 to 15 times as long as numpy's.
+    rows = block.numpy()
+    numbers = vectors.numpy()
+    with np.errstate(invalid="ignore", over="ignore"):  # `record` looks for what is not finite
+        coefficients = np.matmul(rows, numbers[:, :, None])
+        numbers -= np.matmul(coefficients.transpose(0, 2, 1), rows)[:, 0]
+    return torch.from_numpy(coefficients[:, :, 0])
+
+
+# Above this size numpy's eigh starts a second pool of threads: two pools wait for each other on few
+# cores.
+_LARGEST_FOR_NUMPY = 24
 
 
 def small_eigenpairs(matrices: Array) -> tuple[Array, Array]:
-    # Beyond, numpy starts a second pool of threads, and two pools on few cores wait for each other.
+    """Eigenvalues (ascending) and eigenvectors of symmetric matrices; reads the lower triangles."""
     if matrices.shape[-1] <= _LARGEST_FOR_NUMPY:
         values, vectors = np.linalg.eigh(matrices)
         return values, vectors
-    found = torch.linalg.eigh(torch.from_numpy(np.ascontiguousarray(matrices)))
-    return found[0].numpy(), found[1].numpy()
+    pairs = torch.linalg.eigh(torch.from_numpy(np.ascontiguousarray(matrices)))
+    return pairs.eigenvalues.numpy(), pairs.eigenvectors.numpy()
 
 
 def worth_checking(steps: int) -> bool:
-    """Whether to solve the small eigenproblem now: at most a twelfth more steps are taken than needed.
+    """Whether to solve the small eigenproblem now.
+
+    At most a twelfth more steps are taken than needed.
 
     >>> [steps for steps in range(25, 60) if worth_checking(steps)]
     [26, 28, 30, 32, 34, 36, 39, 42, 45, 48, 52, 56]
@@ -177,14 +320,35 @@ def worth_checking(steps: int) -> bool:
     return 4 <= steps <= 24 or (steps > 24 and steps % max(2, steps // 12) == 0)
 
 
-# The residual must be below this share of √tolerance, so that the gap to the next Ritz value means
-# something.
-CAUTION = 0.03
-# How far beyond the value, in tolerances, a rare eigenvalue may lie unseen near convergence; and
-# beyond an end that cannot be the norm, where 3 would take a fifth more products for a Hessian, and
-# 20 take 1 % more.
-MAX_UNSEEN = 3.0
-MAX_UNSEEN_FAR = 20.0
+@dataclass(frozen=True)
+class StoppingRule:
+    """When a Ritz value is taken for an eigenvalue.
+
+    benchmarks/unseen_eigenvalues.py and benchmarks/tolerances.py count what this misses.
+    """
+
+    # The residual must be below this share of √tolerance, so that the gap to the next Ritz value
+    # means something.
+    settled_residual: float = 0.03
+    # How far beyond the value, in tolerances, a rare eigenvalue may lie unseen near convergence.
+    most_unseen: float = 3.0
+    # The same beyond an end that cannot be the norm: for a Hessian, 3 would take a fifth more
+    # products, and 20 takes 1 % more.
+    most_unseen_far: float = 20.0
+    # An extreme may make the norm from this share of it on.
+    share_of_norm: float = 0.9
+    # An operator of at most this size is searched to the end: among so few dimensions, an initial
+    # vector that hardly sees the leading eigenvector is not rare.
+    small_size: int = 16
+    # The shares of initial vectors that may miss an eigenvalue, at a fine and at a rough tolerance.
+    rarest: float = 0.01
+    most_frequent: float = 0.05
+    # Of several runs in lockstep, those with a residual above this share of the value are not
+    # looked at: most runs are far from done most of the time.
+    early_residual: float = 0.3
+
+
+STOPPING = StoppingRule()
 
 
 def rarity(tolerance: float) -> float:
@@ -196,22 +360,21 @@ def rarity(tolerance: float) -> float:
     >>> [round(rarity(tolerance), 3) for tolerance in (1e-6, 1e-3, 1e-2, 0.1, 0.5)]
     [0.01, 0.01, 0.032, 0.05, 0.05]
     """
-    return min(max(math.sqrt(tolerance / 10), 0.01), 0.05)
+    return min(max(math.sqrt(tolerance / 10), STOPPING.rarest), STOPPING.most_frequent)
 
 
 @dataclass(frozen=True)
 class RitzExtreme:
     """An extreme Ritz value, its residual ‖A y − θ y‖, and the Kato–Temple bound.
 
-    `unseen` is how far beyond it an eigenvalue may lie, as by `unseen_distance`; None if nobody
-    asks.
+    `unseen` is how far beyond the value an eigenvalue may lie, as by `unseen_distance`.
     """
 
     value: float
     residual: float
     bound: float
-    unseen: float | None = None
-    bounded: bool = False  # from both sides, so that the residual does not matter
+    unseen: float = 0.0
+    is_bounded: bool = False  # from both sides, so that the residual does not matter
     is_far: bool = False  # too small to be the norm
 
     def is_converged(self, tolerance: float, norm: float) -> bool:
@@ -222,50 +385,48 @@ class RitzExtreme:
         cluster, or while a larger eigenvalue still grows out of the initial vector; so the residual
         must be small, and an eigenvalue much further out unlikely.
         """
-        if self.bounded:
+        if self.is_bounded:
             return self.bound <= tolerance * norm
-        if self.unseen is not None and self.unseen <= tolerance * norm:
+        if self.unseen <= tolerance * norm:
             return True
-        if self.unseen is None or self.is_far:
-            return max(self.residual, (self.unseen or 0.0) / MAX_UNSEEN_FAR) <= tolerance * norm
-        is_certain = self.unseen <= MAX_UNSEEN * tolerance * norm
-        is_settled = self.residual <= CAUTION * math.sqrt(tolerance) * norm
+        if self.is_far:
+            return max(self.residual, self.unseen / STOPPING.most_unseen_far) <= tolerance * norm
+        is_certain = self.unseen <= STOPPING.most_unseen * tolerance * norm
+        is_settled = self.residual <= STOPPING.settled_residual * math.sqrt(tolerance) * norm
         return is_certain and is_settled and self.bound <= tolerance * norm
 
     def error(self, tolerance: float, norm: float) -> float:
         """At most `tolerance · norm` after convergence; of a far end, what may lie unseen."""
-        unseen = self.unseen or 0.0
         if not self.is_converged(tolerance, norm):
-            return max(self.residual, unseen)
+            return max(self.residual, self.unseen)
         # In an unsplit cluster the eigenvalue is off by the residual or a little more, not by the
         # bound.
-        most = tolerance * norm * (MAX_UNSEEN_FAR if self.is_far else 1)
-        return min(max(self.bound, 3 * self.residual, unseen), max(self.bound, most))
+        most = tolerance * norm * (STOPPING.most_unseen_far if self.is_far else 1)
+        return min(max(self.bound, 3 * self.residual, self.unseen), max(self.bound, most))
 
 
-def read_extreme(
-    values: Array, residuals: Array, index: int, unseen: float | None = None, is_far: bool = False
-) -> RitzExtreme:
-    """The first (index 0) or last (index -1) of the ascending Ritz values.
+def kato_temple_bound(spectrum: RitzSpectrum, index: int) -> float:
+    """How far the first (index 0) or last (index -1) Ritz value is from an eigenvalue, at most.
 
-    |θ − λ| ≤ r for some eigenvalue λ, and |θ − λ| ≤ r²/gap, gap being the distance from θ to the others
-    (Kato–Temple; Parlett, theorem 11.7.1), here taken from the next Ritz value less its own residual.
+    |θ − λ| ≤ r for some eigenvalue λ, and |θ − λ| ≤ r²/gap, where gap is the distance from θ to the
+    other eigenvalues (Kato–Temple; Parlett, theorem 11.7.1). Here the gap is taken from the next
+    Ritz value less its own residual.
     """
-    value = float(values[index])
-    residual = float(residuals[index])
-    bound = residual
-    if len(values) > 1:
-        neighbour = 1 if index == 0 else -2
-        gap = abs(value - float(values[neighbour])) - float(residuals[neighbour])
-        if gap > residual:
-            bound = residual * (residual / gap)
-    return RitzExtreme(value, residual, bound, unseen, is_far=is_far)
+    residual = float(spectrum.residuals[index])
+    if spectrum.steps == 1:
+        return residual
+    neighbour = 1 if index == 0 else -2
+    distance = abs(float(spectrum.values[index]) - float(spectrum.values[neighbour]))
+    gap = distance - float(spectrum.residuals[neighbour])
+    return residual * (residual / gap) if gap > residual else residual
 
 
 def unseen_distance(
-    values: Array, betas: Sequence[float], index: int, size: float, rare: float = 0.01
+    values: Array, betas: Sequence[float] | Array, index: int, size: float, rare: float = 0.01
 ) -> float:
-    """How far beyond an extreme Ritz value an eigenvalue can lie unseen, but for a rare initial vector.
+    """How far beyond an extreme Ritz value an eigenvalue can lie unseen.
+
+    This holds but for the share `rare` of all initial vectors.
 
     The next Lanczos vector is p(A) times the initial one, p(λ) = Π(λ − θᵢ) / Πβᵢ. If the initial
     vector has the component γ along an eigenvector with the eigenvalue λ, the next one has γ·p(λ),
@@ -286,63 +447,14 @@ def unseen_distance(
     limit = math.log(math.sqrt(2 * size / math.pi) / rare) + float(np.log(betas).sum())
     # Newton's steps for log d in log d + Σ log(d + gapᵢ) = limit, convex and increasing: from
     # above, every one of them is an upper bound. At first the gaps alone, or d alone.
-    place = min(limit - float(np.log(gaps).sum()), limit / len(values))
+    logarithm = min(limit - float(np.log(gaps).sum()), limit / len(values))
     for _ in range(8):
-        distance = math.exp(place)
-        above = place + float(np.log(distance + gaps).sum()) - limit
-        if above <= 1e-3:
+        distance = math.exp(logarithm)
+        excess = logarithm + float(np.log(distance + gaps).sum()) - limit
+        if excess <= 1e-3:
             break
-        place -= above / (1 + float((distance / (distance + gaps)).sum()))
-    return math.exp(place)
-
-
-def spectral_norm(values: Array) -> float:
-    return max(abs(float(values[0])), abs(float(values[-1])))
-
-
-# So small an operator is searched to the end: among so few dimensions, an initial vector that
-# hardly sees the leading eigenvector is not rare.
-SMALL = 16
-
-
-def conclude(
-    extreme: RitzExtreme,
-    state: LanczosState,
-    norm: float,
-    tolerance: float,
-    max_iterations: int,
-    needed: bool = True,
-) -> Estimate:
-    steps = state.steps
-    scale = state.scale
-    if scale == 0:
-        return Estimate(0.0, 0.0, True, "the operator is zero on a random vector", steps)
-    if math.isinf(scale):
-        return not_finite(steps)
-    # Products and basis carry rounding errors of a few units in the last place of the norm.
-    rounding = 8 * torch.finfo(state.dtype).eps
-    error = extreme.error(tolerance, norm)
-    reachable = tolerance >= rounding
-    is_exact = state.exhausted and not extreme.bounded
-    converged = reachable and (is_exact or extreme.is_converged(tolerance, norm))
-    if not reachable:
-        level = f"the rounding level {rounding:.0e} of {state.dtype}"
-        reason = (
-            f"tolerance={tolerance:g} is below {level}; use torch.float64 or a larger tolerance"
-        )
-    elif is_exact:
-        reason = f"exact up to rounding: {steps} steps span all that the operator reaches"
-    elif converged:
-        reason = f"settled, error {error / norm:.0e} of the norm, within tolerance={tolerance:g}"
-    elif not needed:
-        reason = (
-            f"known to {error / norm:.0e} of the norm, which the other end of the spectrum makes"
-        )
-    else:
-        left = f"residual {extreme.residual / norm:.0e} of the norm"
-        reason = f"stopped at max_iterations={max_iterations} with {left}; raise max_iterations or tolerance"
-    error = (error + rounding * norm) * scale
-    return Estimate(extreme.value * scale, error, converged, reason, steps)
+        logarithm -= excess / (1 + float((distance / (distance + gaps)).sum()))
+    return math.exp(logarithm)
 
 
 NOT_FINITE = "a product was not finite (inf or nan); look for inf or nan in the weights and inputs"

@@ -1,10 +1,10 @@
-"""The extreme eigenvalues of a symmetric operator, with a bound on their error."""
+"""Extreme eigenvalues and leading eigenpairs of symmetric operators, with their errors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,13 +16,6 @@ from hessinit.problem import validate
 from hessinit.results.curvature_report import Estimate
 
 Which = Literal["both", "top", "norm"]
-
-# Of an operator with so many rows, as the embedding of a vocabulary, some vectors are kept, not
-# all.
-_LARGE = 2**24
-_BLOCKS_OF_LARGE = 3
-# An extreme counts for the norm from this share of it on.
-_MAKES_THE_NORM = 0.9
 
 
 @dataclass(frozen=True)
@@ -37,15 +30,14 @@ class LanczosResult:
 
 
 def lanczos(
-    operator: probes.Operator,
+    operator: krylov.Operator,
     *,
     which: Which = "both",
     tolerance: float = 1e-3,
     max_iterations: int = 200,
     seed: int = 0,
-    semidefinite: bool = False,
 ) -> LanczosResult:
-    """The largest and the smallest eigenvalue; the one of larger size to `tolerance` times the spectral norm.
+    """The extreme eigenvalues; the one of larger size to `tolerance` times the spectral norm.
 
     The error of the other is at most 20 times that. The same for 1e-30·A and 1e30·A. Costs one
     product per step (typically 5 to 30) and keeps one vector per step. With which="top" only the
@@ -55,15 +47,32 @@ def lanczos(
     >>> abs(extremes.top.value - 3) <= extremes.top.error <= 3e-3
     True
     """
-    search = LanczosSearch(
-        operator,
-        which=which,
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        seed=seed,
-        semidefinite=semidefinite,
+    goal = Goal(which=which, tolerance=tolerance, max_iterations=max_iterations)
+    return run_together([LanczosSearch.of(operator, goal, seed)])[0]
+
+
+def largest_eigenvalues(
+    operators: Sequence[krylov.Operator],
+    *,
+    tolerance: float = 1e-3,
+    max_iterations: int = 200,
+    seed: int = 0,
+) -> list[Estimate]:
+    """The largest eigenvalue of each positive semidefinite operator, by Lanczos in lockstep.
+
+    All operators have the same size, dtype and device. Costs one product with each per step.
+
+    >>> matrices = torch.diag_embed(torch.tensor([[3.0, 1.0, 0.0], [0.5, 2.0, 1.0]]))
+    >>> [round(estimate.value, 5) for estimate in largest_eigenvalues(list(matrices))]
+    [3.0, 2.0]
+    """
+    probe = probes.probe_stream(operators[0], seed).draw()
+    goal = Goal(
+        which="top", tolerance=tolerance, max_iterations=max_iterations, is_semidefinite=True
     )
-    return run_together([search])[0]
+    initial = probe.expand(len(operators), -1)
+    search = LanczosSearch(krylov.products_with(operators), initial, goal)
+    return [result.top for result in run_together([search])]
 
 
 @dataclass(frozen=True)
@@ -77,139 +86,234 @@ class Start:
     square: float
 
 
-class LanczosSearch:
-    """One run of `lanczos`, step by step."""
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What a search looks for, how exactly, and in how many products at most.
 
-    result: LanczosResult  # once it is done
-    is_done = False
+    `rarity` is the share of initial vectors that may miss an eigenvalue; by default that of the
+    tolerance.
+    """
+
+    which: Which
+    tolerance: float
+    max_iterations: int
+    is_semidefinite: bool = False
+    rarity: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.which not in ("both", "top", "norm"):
+            choices = "choose from 'both', 'top', 'norm'. For the bottom alone pass -operator"
+            raise ValueError(f"which={self.which!r} is unknown; {choices}.")
+        validate.check_tolerance(self.tolerance)
+        validate.check_whole("max_iterations", self.max_iterations, at_least=1)
+
+
+class LanczosSearch:
+    """The search for the extreme eigenvalues of operators in lockstep, step by step.
+
+    There is one run for each row of `initial`. `start_square` is that of `Start`.
+    """
 
     def __init__(
         self,
-        operator: probes.Operator,
-        *,
-        which: Which,
-        tolerance: float,
-        max_iterations: int,
-        seed: int,
-        semidefinite: bool = False,
-        start: Start | None = None,
+        products: krylov.Products,
+        initial: Tensor,
+        goal: Goal,
+        start_square: float | None = None,
     ) -> None:
-        self._size = probes.operator_size(operator)
-        self._start = start
-        if which not in ("both", "top", "norm"):
-            way = "For the bottom alone pass -operator"
-            raise ValueError(
-                f"which={which!r} is unknown; choose from 'both', 'top', 'norm'. {way}."
-            )
-        self._which = which
-        self._tolerance = validate.check_tolerance(tolerance)
-        self._most = validate.check_whole("max_iterations", max_iterations, at_least=1)
-        self._semidefinite = semidefinite
-        self._limit = min(max_iterations, self._size)
-        first = start.vector if start is not None else probes.probe_stream(operator, seed).draw()
-        most = _BLOCKS_OF_LARGE if self._size >= _LARGE else None
-        self._process = krylov.LanczosProcess(operator, first, most_blocks=most)
+        self._goal = goal
+        self._start_square = start_square
+        self._rarity = goal.rarity or krylov.rarity(goal.tolerance)
+        self._runs, self._size = initial.shape
+        self._limit = min(goal.max_iterations, self._size)
+        self._keeps_all = self._size < krylov.MEMORY.size_of_large
+        most_blocks = None if self._keeps_all else krylov.MEMORY.blocks_of_large
+        self._process = krylov.LanczosProcess(products, initial, most_blocks=most_blocks)
+        self._results: dict[int, LanczosResult] = {}
+
+    @classmethod
+    def of(
+        cls, operator: krylov.Operator, goal: Goal, seed: int, start: Start | None = None
+    ) -> LanczosSearch:
+        """The search for one operator, from the probe of the seed or from `start`."""
+        stream = probes.probe_stream(operator, seed)
+        initial = stream.draw() if start is None else start.vector
+        return cls(
+            krylov.products_with([operator]),
+            initial.to(operator.device, operator.dtype).unsqueeze(0),
+            goal,
+            None if start is None else start.square,
+        )
+
+    @property
+    def is_done(self) -> bool:
+        return len(self._results) == self._runs
+
+    @property
+    def results(self) -> list[LanczosResult]:
+        """The result of each run, once the search is done."""
+        return [self._results[run] for run in range(self._runs)]
 
     def launch(self) -> Tensor:
+        """Start a step; `record` takes the numbers that it returns."""
         return self._process.launch()
 
-    def record(self, numbers: Sequence[float]) -> None:
-        """Takes a step into account, and judges whether it was the last one."""
+    def record(self, numbers: krylov.Array) -> None:
+        """Record a step, and conclude the runs for which it was the last one."""
         process = self._process
         process.record(numbers)
-        if not process.finite:
-            high, low = (krylov.not_finite(process.steps + 1, sign) for sign in (1.0, -1.0))
-            both = low if self._which != "top" else None
-            self.result = LanczosResult(high, both, high, process.steps + 1, ())
-            self.is_done = True
+        over = process.exhausted | (process.steps == self._limit)
+        is_small = self._size <= krylov.STOPPING.small_size
+        if not over.any() and (is_small or not krylov.worth_checking(process.steps)):
             return
-        last = process.exhausted or process.steps == self._limit
-        if not last and (self._size <= krylov.SMALL or not krylov.worth_checking(process.steps)):
-            return
-        values, _, residuals = process.ritz()
-        norm = krylov.spectral_norm(values)
-        top, bottom = (self._read(values, residuals, index, norm) for index in (-1, 0))
-        if not last and not self._has_converged(top, bottom, norm):
-            return
-        tolerance = self._tolerance
-        most = self._most
-        all_needed = self._which != "norm" or process.steps == self._limit
-        needed = [all_needed or abs(one.value) == norm for one in (top, bottom)]
-        high = krylov.conclude(top, process, norm, tolerance, most, needed[0])
-        low = krylov.conclude(bottom, process, norm, tolerance, most, needed[1])
-        below = low if self._which != "top" else None
-        ritz = tuple((values * process.scale).tolist())
-        found = LanczosResult(high, below, _larger(high, low, tolerance), process.steps, ritz)
-        self.result = found
-        self.is_done = True
+        unfinished = []
+        runs = zip(process.runs, over.tolist(), process.ritz(), strict=True)
+        for row, (run, is_over, spectrum) in enumerate(runs):
+            if is_over or (not is_small and self._has_converged(spectrum)):
+                self._results[run] = self._conclude(spectrum)
+            else:
+                unfinished.append(row)
+        if 0 < len(unfinished) < len(process.runs):
+            process.keep(unfinished)
 
     def vector(self) -> Tensor:
-        """The unit Ritz vector of the norm; zeros where there is none, or not all of the basis was kept."""
-        process = self._process
-        if not process.finite or not process.scale or self._size >= _LARGE:
+        """The unit Ritz vector of the norm; zeros if there is none or the basis was not kept."""
+        (spectrum,) = self._process.ritz()
+        if not (spectrum.norm and math.isfinite(spectrum.scale) and self._keeps_all):
             return torch.zeros(self._size)
-        values, vectors, _ = process.ritz()
-        return process.ritz_vectors(vectors[:, [np.abs(values).argmax()]]).squeeze(1)
+        leading = [np.abs(spectrum.values).argmax()]
+        return self._process.ritz_vectors(spectrum.vectors[:, leading]).squeeze(1)
 
-    def _read(
-        self, values: krylov.Array, residuals: krylov.Array, index: int, norm: float
-    ) -> krylov.RitzExtreme:
-        value = float(values[index])
+    def _has_converged(self, spectrum: krylov.RitzSpectrum) -> bool:
+        norm = spectrum.norm
+        early = krylov.STOPPING.early_residual * spectrum.values[-1]
+        if self._runs > 1 and spectrum.residuals[-1] > early:
+            return False
+        top = self._extreme(spectrum, -1)
+        if self._goal.which == "top":
+            return top.is_converged(self._goal.tolerance, norm)
+        bottom = self._extreme(spectrum, 0)
+        if self._goal.which == "both":
+            return all(end.is_converged(self._goal.tolerance, norm) for end in (top, bottom))
+        smaller, larger = sorted((bottom, top), key=lambda end: abs(end.value))
+        most = abs(smaller.value) + smaller.unseen
+        may_be_norm = most > (1 + self._goal.tolerance) * abs(larger.value)
+        return not may_be_norm and larger.is_converged(self._goal.tolerance, norm)
+
+    def _extreme(self, spectrum: krylov.RitzSpectrum, index: int) -> krylov.RitzExtreme:
+        value = float(spectrum.values[index])
+        norm = spectrum.norm
+        needs_norm = self._goal.which == "norm"
         # A semidefinite operator has no negative eigenvalue: a small Ritz value bounds the smallest
         # one.
-        close = value <= self._tolerance * norm or self._which == "norm"
-        if index == 0 and self._semidefinite and value >= 0 and close:
-            return krylov.RitzExtreme(value, value, value, bounded=True)
-        rare = krylov.rarity(self._tolerance)
-        betas = self._process.betas
-        unseen = krylov.unseen_distance(values, betas, index, self._dimensions(value), rare)
-        is_far = abs(value) <= min(_MAKES_THE_NORM * norm, norm - unseen) and self._which != "norm"
-        return krylov.read_extreme(values, residuals, index, unseen, is_far)
+        is_bottom = index == 0 and self._goal.is_semidefinite and value >= 0
+        if is_bottom and (needs_norm or value <= self._goal.tolerance * norm):
+            return krylov.RitzExtreme(value, value, value, is_bounded=True)
+        unseen = krylov.unseen_distance(
+            spectrum.values,
+            spectrum.betas,
+            index,
+            self._dimensions(value * spectrum.scale),
+            self._rarity,
+        )
+        below_norm = min(krylov.STOPPING.share_of_norm * norm, norm - unseen)
+        return krylov.RitzExtreme(
+            value,
+            float(spectrum.residuals[index]),
+            krylov.kato_temple_bound(spectrum, index),
+            unseen,
+            is_far=abs(value) <= below_norm and not needs_norm,
+        )
 
-    def _dimensions(self, value: float) -> float:
-        """A component of the initial vector along a unit vector has, on average, the square 1 over this."""
-        if self._start is None:
+    def _dimensions(self, eigenvalue: float) -> float:
+        """One over the mean square of the initial vector's component along an eigenvector."""
+        if self._start_square is None:
             return self._size
         # Along an eigenvector it is N(0, λ): of the square of its length, the share λ.
-        return min(self._start.square / max(value * self._process.scale, 1e-300), 1e300)
+        return min(self._start_square / max(eigenvalue, 1e-300), 1e300)
 
-    def _has_converged(
-        self, top: krylov.RitzExtreme, bottom: krylov.RitzExtreme, norm: float
-    ) -> bool:
-        needed = {"both": (top, bottom), "top": (top,), "norm": ()}[self._which]
-        if self._which == "norm":
-            other, larger = sorted((bottom, top), key=lambda one: abs(one.value))
-            if abs(other.value) + (other.unseen or 0.0) > (1 + self._tolerance) * abs(larger.value):
-                return False
-            needed = (larger,)
-        return all(one.is_converged(self._tolerance, norm) for one in needed)
+    def _conclude(self, spectrum: krylov.RitzSpectrum) -> LanczosResult:
+        steps = spectrum.steps
+        is_top_only = self._goal.which == "top"
+        if not math.isfinite(spectrum.scale):
+            infinite = krylov.not_finite(steps)
+            bottom = None if is_top_only else replace(infinite, value=-math.inf)
+            return LanczosResult(infinite, bottom, infinite, steps, ())
+        ritz = tuple((spectrum.values * spectrum.scale).tolist())
+        top = self._estimate(spectrum, -1)
+        if is_top_only and self._goal.is_semidefinite:
+            return LanczosResult(top, None, top, steps, ritz)
+        bottom = self._estimate(spectrum, 0)
+        norm = _larger(top, bottom, self._goal.tolerance)
+        return LanczosResult(top, None if is_top_only else bottom, norm, steps, ritz)
+
+    def _estimate(self, spectrum: krylov.RitzSpectrum, index: int) -> Estimate:
+        norm = spectrum.norm
+        steps = spectrum.steps
+        tolerance = self._goal.tolerance
+        if norm == 0:
+            return Estimate(0.0, 0.0, True, "the operator is zero on a random vector", steps)
+        extreme = self._extreme(spectrum, index)
+        # Products and basis carry rounding errors of a few units in the last place of the norm.
+        rounding = 8 * torch.finfo(spectrum.dtype).eps
+        error = extreme.error(tolerance, norm)
+        is_exact = spectrum.is_exhausted and not extreme.is_bounded
+        is_reachable = tolerance >= rounding
+        has_converged = is_reachable and (is_exact or extreme.is_converged(tolerance, norm))
+        is_other_end = self._goal.which == "norm" and abs(extreme.value) != norm
+        if not is_reachable:
+            level = f"the rounding level {rounding:.0e} of {spectrum.dtype}"
+            advice = "use torch.float64 or a larger tolerance"
+            reason = f"tolerance={tolerance:g} is below {level}; {advice}"
+        elif is_exact:
+            reason = f"exact up to rounding: {steps} steps span all that the operator reaches"
+        elif has_converged:
+            share = f"error {error / norm:.0e} of the norm"
+            reason = f"settled, {share}, within tolerance={tolerance:g}"
+        elif is_other_end and steps < self._limit:
+            share = f"{error / norm:.0e} of the norm"
+            reason = f"known to {share}, which the other end of the spectrum makes"
+        else:
+            residual = f"residual {extreme.residual / norm:.0e} of the norm"
+            advice = "raise max_iterations or tolerance"
+            stop = f"stopped at max_iterations={self._goal.max_iterations}"
+            reason = f"{stop} with {residual}; {advice}"
+        total = (error + rounding * norm) * spectrum.scale
+        return Estimate(extreme.value * spectrum.scale, total, has_converged, reason, steps)
 
 
 def run_together(searches: Sequence[LanczosSearch]) -> list[LanczosResult]:
-    """Run searches in turns: what a GPU computes for all of them is waited for once a step."""
+    """The results of all runs of the searches, which take their steps in turns.
+
+    The CPU waits for the GPU once a step, for all searches together.
+    """
     running = list(searches)
     while running:
         launched = [search.launch() for search in running]
-        numbers = torch.stack(launched).tolist()
-        for search, found in zip(running, numbers, strict=True):
-            search.record(found)
+        numbers = torch.cat(launched, dim=1).cpu().numpy()
+        first = 0
+        for search, columns in zip(running, launched, strict=True):
+            search.record(numbers[:, first : first + columns.shape[1]])
+            first += columns.shape[1]
         running = [search for search in running if not search.is_done]
-    return [search.result for search in searches]
+    return [result for search in searches for result in search.results]
 
 
 def _larger(top: Estimate, bottom: Estimate, tolerance: float) -> Estimate:
-    """The norm: the larger of |top| and |bottom|, and no more than the larger of their upper bounds."""
-    other, larger = sorted((bottom, top), key=lambda one: abs(one.value))
+    """The norm: the larger of |top| and |bottom|, at most the larger of their upper bounds."""
+    smaller, larger = sorted((bottom, top), key=lambda end: abs(end.value))
     value = abs(larger.value)
-    error = max(larger.error, abs(other.value) + other.error - value)
-    settled = larger.converged and error <= larger.error + tolerance * value
+    error = max(larger.error, abs(smaller.value) + smaller.error - value)
+    is_settled = larger.converged and error <= larger.error + tolerance * value
     reason = larger.reason
-    if larger.converged and not settled:
+    if larger.converged and not is_settled:
         reason = "the other end of the spectrum may be larger in size; ask for which='both'"
-    return Estimate(value, error, settled, reason, larger.products)
+    return Estimate(value, error, is_settled, reason, larger.products)
 
 
 class _Inverse:
+    """The inverse of a matrix, as an operator, from the Cholesky factor of the matrix."""
+
     def __init__(self, factor: Tensor) -> None:
         self.factor = factor
         self.shape = tuple(factor.shape)
@@ -221,7 +325,10 @@ class _Inverse:
 
 
 def smallest_eigenvalue(matrix: Tensor, *, tolerance: float = 1e-3, seed: int = 0) -> Estimate:
-    """The smallest eigenvalue of a positive matrix, by Lanczos on its inverse in fp64; 0 if singular."""
+    """The smallest eigenvalue of a positive matrix, 0 if it is singular.
+
+    By Lanczos on the inverse in fp64.
+    """
     size = matrix.shape[0]
     rounding = float(torch.finfo(matrix.dtype).eps) * size * float(matrix.diagonal().abs().max())
     if not math.isfinite(rounding):
@@ -229,136 +336,9 @@ def smallest_eigenvalue(matrix: Tensor, *, tolerance: float = 1e-3, seed: int = 
     factor, failure = torch.linalg.cholesky_ex(matrix.double())
     if int(failure):
         return Estimate(0.0, rounding, True, "positive semidefinite and singular up to rounding", 0)
-    found = lanczos(_Inverse(factor), which="top", tolerance=tolerance, seed=seed).top
-    value = 1 / found.value
-    error = value * found.relative_error + rounding
-    return Estimate(value, error, found.converged, found.reason, found.products)
-
-
-_ROWS = 32
-
-
-class _LockstepRun(krylov.LanczosState):
-    def __init__(self, index: int, operator: probes.Operator) -> None:
-        self.index = index
-        self.operator = operator
-        self.dtype = operator.dtype
-        self.betas: list[float] = []
-
-
-def lockstep_tops(
-    operators: Sequence[probes.Operator],
-    *,
-    tolerance: float = 1e-3,
-    max_iterations: int = 200,
-    seed: int = 0,
-) -> list[Estimate]:
-    """The top of `lanczos(which="top")` for each operator, with one bookkeeping for all of them."""
-    lockstep = _Lockstep(operators, seed)
-    limit = min(max_iterations, lockstep.size)
-    found = dict[int, Estimate]()
-    rare = krylov.rarity(tolerance)
-    for step in range(1, limit + 1):
-        lockstep.advance()
-        over = [
-            run.exhausted or not 0 < run.scale < math.inf or step == limit for run in lockstep.runs
-        ]
-        if (not krylov.worth_checking(step) or lockstep.size <= krylov.SMALL) and not any(over):
-            continue
-        values, residuals = lockstep.ritz()
-        finished = []
-        for row, run in enumerate(lockstep.runs):
-            # Most runs are far from done most of the time: one comparison tells.
-            early = lockstep.size <= krylov.SMALL or residuals[row, -1] > 0.3 * values[row, -1]
-            if early and not over[row]:
-                continue
-            unseen = krylov.unseen_distance(values[row], run.betas, -1, lockstep.size, rare)
-            top = krylov.read_extreme(values[row], residuals[row], -1, unseen)
-            if over[row] or top.is_converged(tolerance, top.value):
-                finished.append(row)
-                found[run.index] = krylov.conclude(top, run, top.value, tolerance, max_iterations)
-        if finished:
-            lockstep.drop(finished)
-        if not lockstep.runs:
-            break
-    return [found[index] for index in range(len(operators))]
-
-
-class _Lockstep:
-    """The Lanczos bases of the operators still running; numpy's calls cost a fraction of torch's."""
-
-    def __init__(self, operators: Sequence[probes.Operator], seed: int) -> None:
-        initial = probes.probe_stream(operators[0], seed).draw()
-        vector = initial.cpu().numpy()
-        self._device = initial.device
-        self.size = len(vector)
-        count = len(operators)
-        rows = min(_ROWS, self.size + 1)
-        self._basis = np.empty((count, rows, self.size), dtype=vector.dtype)
-        self._basis[:, 0] = vector / np.linalg.norm(vector)
-        self.runs = [_LockstepRun(index, operator) for index, operator in enumerate(operators)]
-        self._small = np.zeros((count, rows, rows))
-        self._betas = np.zeros(count)
-        self._largest = np.zeros(count)
-        self._rounding = 10 * float(torch.finfo(initial.dtype).eps)
-
-    def advance(self) -> None:
-        step = self.runs[0].steps
-        vectors = torch.from_numpy(self._basis[:, step]).to(self._device)
-        found = [run.operator @ vector for run, vector in zip(self.runs, vectors, strict=True)]
-        products = torch.stack(found).detach().cpu().numpy()
-        if step == 0:  # powers of two keep every run the same for 1e-30·A and 1e30·A
-            for run, product in zip(self.runs, products, strict=True):
-                run.scale = probes.power_of_two_scale(torch.from_numpy(product))
-        inverse = [1 / run.scale if 0 < run.scale < math.inf else 1.0 for run in self.runs]
-        known = self._basis[:, : step + 1]
-        alphas = np.zeros(len(self.runs))
-        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is looked for below
-            remainder = products * np.array(inverse, dtype=products.dtype)[:, None]
-            # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged
-            # eigenvalues.
-            for _ in range(2):
-                along = np.matmul(known, remainder[:, :, None])
-                remainder = remainder - np.matmul(along.transpose(0, 2, 1), known)[:, 0]
-                alphas += along[:, step, 0]
-            betas = np.linalg.norm(remainder, axis=1).astype(np.float64)
-        if step + 1 == self._basis.shape[1]:
-            self._basis = np.concatenate((self._basis, np.empty_like(self._basis)), axis=1)
-            self._small = np.pad(self._small, ((0, 0), (0, step + 1), (0, step + 1)))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            self._basis[:, step + 1] = remainder / betas[:, None].astype(remainder.dtype)
-        finite = np.isfinite(alphas) & np.isfinite(betas)
-        alphas = np.where(finite, alphas, 0.0)
-        betas = np.where(finite, betas, 0.0)
-        self._small[:, step, step] = alphas
-        if step:
-            self._small[:, step, step - 1] = self._betas
-        self._largest = np.maximum(self._largest, np.maximum(np.abs(alphas), betas))
-        exhausted = (betas <= self._rounding * self._largest) | (step + 1 == self.size)
-        self._betas = np.where(exhausted, 0.0, betas)
-        states = zip(
-            self.runs, exhausted.tolist(), finite.tolist(), self._betas.tolist(), strict=True
-        )
-        for run, ended, good, beta in states:
-            run.steps = step + 1
-            run.exhausted = ended
-            run.betas.append(beta)
-            if not good:
-                run.scale = math.inf
-
-    def ritz(self) -> tuple[krylov.Array, krylov.Array]:
-        """Values and residuals of all runs, ascending."""
-        steps = self.runs[0].steps
-        values, vectors = krylov.small_eigenpairs(self._small[:, :steps, :steps])
-        return values, self._betas[:, None] * np.abs(vectors[:, -1])
-
-    def drop(self, finished: Sequence[int]) -> None:
-        kept = [row for row in range(len(self.runs)) if row not in finished]
-        self.runs = [self.runs[row] for row in kept]
-        self._basis = self._basis[kept]
-        self._small = self._small[kept]
-        self._betas = self._betas[kept]
-        self._largest = self._largest[kept]
+    inverse = lanczos(_Inverse(factor), which="top", tolerance=tolerance, seed=seed).top
+    value = 1 / inverse.value
+    return replace(inverse, value=value, error=value * inverse.relative_error + rounding)
 
 
 @dataclass(frozen=True)
@@ -377,7 +357,7 @@ class Eigenpairs:
 
 
 def top_eigenpairs(
-    operator: probes.Operator,
+    operator: krylov.Operator,
     count: int,
     *,
     tolerance: float = 1e-3,
@@ -391,127 +371,140 @@ def top_eigenpairs(
     product with every vector measures the residuals. Costs at most `max_iterations` products plus
     one per vector.
 
-    >>> matrix = torch.diag(torch.tensor([5.0, 5.0, 5.0, -7.0, 1.0, 0.0, 2.0, 3.0], dtype=torch.float64))
-    >>> [round(value.value, 6) for value in top_eigenpairs(matrix, 4).values]
+    >>> diagonal = torch.tensor([5.0, 5.0, 5.0, -7.0, 1.0, 0.0, 2.0, 3.0], dtype=torch.float64)
+    >>> [round(value.value, 6) for value in top_eigenpairs(torch.diag(diagonal), 4).values]
     [-7.0, 5.0, 5.0, 5.0]
     """
-    size = probes.operator_size(operator)
+    size = krylov.operator_size(operator)
     validate.check_whole("count", count, at_least=1)
     if count > size:
-        has = f"it is {size} × {size}. Pass count={size} or less"
-        raise ValueError(f"count={count} is more than the operator has: {has}.")
+        advice = f"it is {size} × {size}. Pass count={size} or less"
+        raise ValueError(f"count={count} is more than the operator has: {advice}.")
     validate.check_tolerance(tolerance)
     validate.check_whole("max_iterations", max_iterations, at_least=count)
-    search = _Search(operator, count, tolerance)
+    search = _EigenpairSearch(operator, count, tolerance, max_iterations)
     stream = probes.probe_stream(operator, seed)
-    while not search.complete and search.products < max_iterations and search.finite:
-        search.sweep(stream.draw(), max_iterations)
+    while not search.is_over:
+        search.sweep(stream.draw())
     return search.rayleigh_ritz()
 
 
-class _Search:
-    def __init__(self, operator: probes.Operator, count: int, tolerance: float) -> None:
-        self.operator = operator
-        self.count = count
-        self.tolerance = tolerance
-        self.locked = torch.empty(
-            (operator.shape[0], 0), dtype=operator.dtype, device=operator.device
-        )
-        self.values: list[float] = []
-        self.norm = 0.0
-        self.products = 0
-        self.complete = False
-        self.finite = True
+class _EigenpairSearch:
+    """Lanczos runs, each orthogonal to the Ritz vectors that the earlier ones have locked."""
 
-    def sweep(self, initial: Tensor, max_iterations: int) -> None:
-        process = krylov.LanczosProcess(self.operator, initial, self.locked)
-        while True:
+    def __init__(
+        self, operator: krylov.Operator, count: int, tolerance: float, max_iterations: int
+    ) -> None:
+        self._operator = operator
+        self._count = count
+        self._tolerance = tolerance
+        self._max_iterations = max_iterations
+        size = operator.shape[0]
+        self._locked = torch.empty((size, 0), dtype=operator.dtype, device=operator.device)
+        self._values: list[float] = []
+        self._norm = 0.0
+        self._products = 0
+        self._is_complete = False
+        self._is_finite = True
+
+    @property
+    def is_over(self) -> bool:
+        out_of_products = self._products >= self._max_iterations
+        return self._is_complete or out_of_products or not self._is_finite
+
+    def sweep(self, initial: Tensor) -> None:
+        products = krylov.products_with([self._operator])
+        process = krylov.LanczosProcess(products, initial.unsqueeze(0), self._locked)
+        is_last = is_decided = False
+        while not is_last and not is_decided:
             process.step()
-            self.products += 1
-            if not process.finite:
-                self.finite = False
-                return
-            out_of_steps = self.products >= max_iterations
-            if not (process.exhausted or out_of_steps or krylov.worth_checking(process.steps)):
+            self._products += 1
+            is_exhausted = bool(process.exhausted[0])
+            is_last = is_exhausted or self._products >= self._max_iterations
+            if not is_last and not krylov.worth_checking(process.steps):
                 continue
-            values, small, residuals = process.ritz()
-            values = values * process.scale
-            residuals = residuals * process.scale
-            self.norm = max(self.norm, krylov.spectral_norm(values))
+            (spectrum,) = process.ritz()
+            self._is_finite = math.isfinite(spectrum.scale)
+            if not self._is_finite:
+                return
+            values = spectrum.values * spectrum.scale
+            residuals = spectrum.residuals * spectrum.scale
+            self._norm = max(self._norm, abs(float(values[0])), abs(float(values[-1])))
             leading = self._leading(values)
-            decided = process.exhausted or self._decided(values, residuals, leading)
-            if decided or out_of_steps:
-                break
-        everything = process.steps + len(self.values) == process.size
-        # Whatever was found when the steps ran out is kept, too: the residuals will tell how good
+            is_decided = is_exhausted or self._is_decided(values, residuals, leading)
+        spans_all = process.steps + len(self._values) == process.size
+        # Whatever was found when the products ran out is locked, too: the residuals tell how good
         # it is.
         if leading:
-            self.locked = torch.cat((self.locked, process.ritz_vectors(small[:, leading])), dim=1)
-            self.values.extend(float(values[i]) for i in leading)
-        self.complete = everything or (decided and not leading)
+            vectors = process.ritz_vectors(spectrum.vectors[:, leading])
+            self._locked = torch.cat((self._locked, vectors), dim=1)
+            self._values.extend(values[leading].tolist())
+        self._is_complete = spans_all or (is_decided and not leading)
 
     def _leading(self, values: krylov.Array) -> list[int]:
-        ranks = sorted(map(abs, self.values), reverse=True)
-        least = (
-            ranks[self.count - 1] + self.tolerance * self.norm
-            if len(ranks) >= self.count
-            else -math.inf
-        )
-        return [i for i in _by_size(values)[: self.count] if abs(float(values[i])) > least]
+        """The values of this run that belong to the first `count` of all."""
+        leading = _by_size(values)[: self._count]
+        if len(self._values) < self._count:
+            return leading
+        least = sorted(map(abs, self._values), reverse=True)[self._count - 1]
+        least += self._tolerance * self._norm
+        return [index for index in leading if abs(float(values[index])) > least]
 
-    def _decided(self, values: krylov.Array, residuals: krylov.Array, leading: list[int]) -> bool:
-        """The leading values are converged, and the extremes of this sweep, too, or too small to matter."""
-        ranks = [*map(abs, self.values), *(abs(float(values[i])) for i in leading)]
-        if len(ranks) < self.count or any(residuals[leading] > 0.5 * self.tolerance * self.norm):
+    def _is_decided(
+        self, values: krylov.Array, residuals: krylov.Array, leading: list[int]
+    ) -> bool:
+        """Whether the leading values, and ends of the spectrum that matter, have converged."""
+        limit = self._tolerance * self._norm
+        sizes = [abs(value) for value in (*self._values, *values[leading].tolist())]
+        if len(sizes) < self._count or any(residuals[leading] > 0.5 * limit):
             return False
-        least = sorted(ranks, reverse=True)[self.count - 1]
+        least = sorted(sizes, reverse=True)[self._count - 1]
         # The smallest values of a semidefinite operator converge late and never matter.
-        return all(
-            one.is_converged(self.tolerance, self.norm) or abs(one.value) + 2 * one.residual < least
-            for one in (krylov.read_extreme(values, residuals, i) for i in (0, -1))
-        )
+        ends = ((abs(float(values[index])), float(residuals[index])) for index in (0, -1))
+        return all(residual <= limit or size + 2 * residual < least for size, residual in ends)
 
     def rayleigh_ritz(self) -> Eigenpairs:
-        """The best pairs in the span of everything locked, with residuals measured by a last product."""
+        """The best pairs in the span of the locked vectors; a last product measures residuals."""
+        count = self._count
         scale = math.inf
-        products = self.products
-        if self.finite:
-            basis = torch.linalg.qr(self.locked).Q
-            image = (self.operator @ basis).detach()
+        products = self._products
+        if self._is_finite:
+            basis = torch.linalg.qr(self._locked).Q
+            image = (self._operator @ basis).detach()
             products += basis.shape[1]
-            scale = probes.power_of_two_scale(image)
+            scale = krylov.power_of_two_scale(image)
         if math.isinf(scale):
             estimate = Estimate(math.inf, math.inf, False, krylov.NOT_FINITE, products)
-            vectors = self.locked.new_full((len(self.locked), self.count), math.nan)
-            return Eigenpairs((estimate,) * self.count, vectors, False, krylov.NOT_FINITE, products)
+            vectors = self._locked.new_full((len(self._locked), count), math.nan)
+            return Eigenpairs((estimate,) * count, vectors, False, krylov.NOT_FINITE, products)
         image = image / (scale or 1.0)
         small = (basis.T @ image).double().cpu().numpy()
         values, rotation = np.linalg.eigh((small + small.T) / 2)
-        order = _by_size(values)[: self.count]
-        turn = torch.from_numpy(np.ascontiguousarray(rotation[:, order])).to(basis)
-        vectors = basis @ turn
-        chosen = torch.from_numpy(values[order]).to(basis)
-        residuals = torch.linalg.vector_norm(image @ turn - vectors * chosen, dim=0).tolist()
-        norm = max(self.norm / scale, krylov.spectral_norm(values)) if scale else 0.0
-        rounding = 8 * torch.finfo(self.operator.dtype).eps * norm
+        order = _by_size(values)[:count]
+        rotated = torch.from_numpy(np.ascontiguousarray(rotation[:, order])).to(basis)
+        vectors = basis @ rotated
+        leading = torch.from_numpy(values[order]).to(basis)
+        residuals = torch.linalg.vector_norm(image @ rotated - vectors * leading, dim=0).tolist()
+        norm = 0.0
+        if scale:
+            norm = max(self._norm / scale, abs(float(values[0])), abs(float(values[-1])))
+        rounding = 8 * torch.finfo(self._operator.dtype).eps * norm
         estimates = []
         for value, residual in zip(values[order].tolist(), residuals, strict=True):
-            good = self.complete and residual <= self.tolerance * norm
-            reason = (
-                f"residual within tolerance={self.tolerance:g} of the norm; no larger one is left"
-            )
-            if not good:
-                left = f"residual {residual / (norm or 1.0):.0e} of the norm"
-                reason = f"stopped after {products} products with {left}; raise max_iterations or tolerance"
-            estimates.append(
-                Estimate(value * scale, (residual + rounding) * scale, good, reason, products)
-            )
+            has_converged = self._is_complete and residual <= self._tolerance * norm
+            share = f"residual {residual / (norm or 1.0):.0e} of the norm"
+            advice = "raise max_iterations or tolerance"
+            reason = f"stopped after {products} products with {share}; {advice}"
+            if has_converged:
+                within = f"residual within tolerance={self._tolerance:g} of the norm"
+                reason = f"{within}; no larger one is left"
+            error = (residual + rounding) * scale
+            estimates.append(Estimate(value * scale, error, has_converged, reason, products))
         failed = [estimate for estimate in estimates if not estimate.converged]
-        converged = len(estimates) == self.count and not failed
-        return Eigenpairs(
-            tuple(estimates), vectors, converged, (failed or estimates)[0].reason, products
-        )
+        converged = len(estimates) == count and not failed
+        reason = (failed or estimates)[0].reason
+        return Eigenpairs(tuple(estimates), vectors, converged, reason, products)
 
 
 def _by_size(values: krylov.Array) -> list[int]:
-    return sorted(range(len(values)), key=lambda i: -abs(float(values[i])))
+    return sorted(range(len(values)), key=lambda index: -abs(float(values[index])))

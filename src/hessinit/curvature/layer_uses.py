@@ -1,7 +1,8 @@
-"""Where the weights are used, read off the autograd graph of one evaluation."""
+"""Where the weights are used, read off the autograd graph: calls, and the example of each row."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -12,13 +13,15 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from hessinit.curvature.probes import ProbeStream
+
 Node = Any  # torch.autograd.graph.Node; its saved tensors are not typed
 Uses = dict[str, list["Use"]]  # of every leaf, by its name
 
 
 @dataclass(frozen=True)
 class Use:
-    """One node that consumes a leaf; `transposed` when it consumes its transpose, as `F.linear` does."""
+    """One node that consumes a leaf, or, as `F.linear` does, its transpose (`transposed`)."""
 
     node: Node
     position: int
@@ -35,7 +38,7 @@ class Use:
 
     @property
     def padding(self) -> int | None:
-        """The row of an embedding that gets no gradient, whatever the output's derivative by it is."""
+        """The row of an embedding that gets no gradient, whatever the derivative by it is."""
         if self.kind != "EmbeddingBackward0":
             return None
         row = self.node._saved_padding_idx  # unsigned; torch's "none" is -1
@@ -46,7 +49,7 @@ def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> Uses:
     """For every leaf, all nodes that consume it or its transpose, in the order they ran."""
     names = {id(leaf): name for name, leaf in leaves.items()}
     uses: Uses = {name: [] for name in leaves}
-    seen = {output.grad_fn}
+    visited = {output.grad_fn}
     waiting: list[Node] = [output.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -60,18 +63,18 @@ def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> Uses:
             name = names.get(id(getattr(source, "variable", None)))
             if name is not None:
                 uses[name].append(Use(node, position, transposed))
-            elif source not in seen:
-                seen.add(source)
+            elif source not in visited:
+                visited.add(source)
                 waiting.append(source)
-    for found in uses.values():
-        found.sort(key=lambda use: use.moment)
+    for uses_of_leaf in uses.values():
+        uses_of_leaf.sort(key=lambda use: use.moment)
     return uses
 
 
 def batched_grad(
     output: Tensor, inputs: Sequence[Tensor] | Sequence[GradientEdge], cotangents: Tensor
 ) -> tuple[Tensor | None, ...] | None:
-    """The gradients for many cotangents from one backward pass; None where torch cannot batch it."""
+    """The gradients for many cotangents from one backward pass; None if torch cannot batch it."""
     try:
         with warnings.catch_warnings():
             # A missing batching rule is only a warning, and slower than a loop.
@@ -177,64 +180,147 @@ class EmbeddingCall(Call):
 
     def pull(self, cotangent: Tensor) -> Tensor:
         gradient = cotangent.new_zeros(self.weight_shape)
-        kept = self._without_padding(cotangent).reshape(-1, self.weight_shape[1])
-        return gradient.index_add_(0, self.inputs.reshape(-1), kept)
+        rows = self._without_padding(cotangent).reshape(-1, self.weight_shape[1])
+        return gradient.index_add_(0, self.inputs.reshape(-1), rows)
 
     def _without_padding(self, rows: Tensor) -> Tensor:
         return rows if self.padding < 0 else rows * (self.inputs != self.padding).unsqueeze(-1)
 
 
 def read_call(use: Use, leaf: Tensor) -> Call | None:
-    """The call behind a node of the graph, or None when its derivative is not one of the known ones."""
-    node = use.node
-    dense = None
-    if use.kind == "AddmmBackward0" and use.position == 2 and node._saved_alpha == 1:
-        dense = node._saved_mat1
-    elif use.kind == "MmBackward0" and use.position == 1:
-        dense = node._saved_self
-    if dense is not None:
-        shape = (len(dense), int(leaf.shape[0 if use.transposed else 1]))
-        return DenseCall(dense.detach(), shape, stored_transposed=not use.transposed)
+    """The call behind a node of the graph, or None if its derivative is not a known one."""
+    if use.kind in ("AddmmBackward0", "MmBackward0"):
+        return _read_dense(use, leaf)
     if use.kind == "ConvolutionBackward0" and use.position == 1 and not use.transposed:
-        inputs = node._saved_input.detach()
-        shape = tuple(node._input_metadata[0].shape)
-        settings = (
-            node._saved_stride,
-            node._saved_padding,
-            node._saved_dilation,
-            node._saved_transposed,
-            node._saved_output_padding,
-            node._saved_groups,
+        node = use.node
+        return ConvolutionCall(
+            inputs=node._saved_input.detach(),
+            output_shape=tuple(node._input_metadata[0].shape),
+            weight=leaf.detach(),
+            stride=node._saved_stride,
+            padding=node._saved_padding,
+            dilation=node._saved_dilation,
+            transposed=node._saved_transposed,
+            output_padding=node._saved_output_padding,
+            groups=node._saved_groups,
         )
-        return ConvolutionCall(inputs, shape, leaf.detach(), *settings)
-    if (
-        use.kind == "EmbeddingBackward0"
-        and not use.transposed
-        and not node._saved_scale_grad_by_freq
-    ):
-        words = node._saved_indices
-        if words.ndim:  # one word has no rows to count
-            padding = -1 if use.padding is None else use.padding
-            return EmbeddingCall(
-                words, (*words.shape, int(leaf.shape[1])), tuple(leaf.shape), padding
-            )
+    if use.kind == "EmbeddingBackward0" and not use.transposed:
+        return _read_embedding(use, leaf)
     return None
 
 
-# So few are told apart by two probes of 0 and 1 for each binary digit of their number; more by a
-# random one.
-FEW_EXAMPLES = 16
+def _read_dense(use: Use, leaf: Tensor) -> DenseCall | None:
+    node = use.node
+    with_bias = use.kind == "AddmmBackward0"
+    if use.position != (2 if with_bias else 1) or (with_bias and node._saved_alpha != 1):
+        return None
+    inputs = node._saved_mat1 if with_bias else node._saved_self
+    if inputs is None:
+        return None
+    shape = (len(inputs), int(leaf.shape[0 if use.transposed else 1]))
+    return DenseCall(inputs.detach(), shape, stored_transposed=not use.transposed)
+
+
+def _read_embedding(use: Use, leaf: Tensor) -> EmbeddingCall | None:
+    words = use.node._saved_indices
+    if use.node._saved_scale_grad_by_freq or not words.ndim:  # one word has no rows to count
+        return None
+    shape = (*words.shape, int(leaf.shape[1]))
+    padding = -1 if use.padding is None else use.padding
+    return EmbeddingCall(words, shape, tuple(leaf.shape), padding)
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """A leaf, one of its calls, and the edge that the gradient of the call's output takes."""
+
+    name: str
+    call: Call
+    edge: GradientEdge
+    time_first: bool = False  # rows by position, not by example, as inside `nn.MultiheadAttention`
+
+
+def known_calls(uses: Uses, leaves: dict[str, Tensor], size: int) -> list[LayerCall]:
+    """The calls of leaves whose every use is known, and has as many rows for each example."""
+    calls_of_leaves: list[LayerCall] = []
+    for name, uses_of_leaf in uses.items():
+        calls = [read_call(use, leaves[name]) for use in uses_of_leaf]
+        if all(call is not None and call.rows % size == 0 for call in calls):
+            calls_of_leaves += [
+                LayerCall(name, call, GradientEdge(use.node, 0))
+                for use, call in zip(uses_of_leaf, calls, strict=True)
+                if call is not None
+            ]
+    return calls_of_leaves
+
+
+def rows_by_example(rows: Tensor, examples: int, time_first: bool) -> Tensor:
+    """A call's output as (examples, outputs per example)."""
+    if time_first:
+        rows = rows.view(rows.shape[0] // examples, examples, *rows.shape[1:]).transpose(0, 1)
+    return rows.reshape(examples, -1)
+
+
+def gradients_at_calls(
+    output: Tensor, calls: Sequence[LayerCall], cotangent: Tensor
+) -> list[Tensor]:
+    """The gradient at the output of every call; zero where none arrives."""
+    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+        output,
+        [layer_call.edge for layer_call in calls],
+        cotangent,
+        retain_graph=True,
+        allow_unused=True,
+    )
+    return [
+        cotangent.new_zeros(layer_call.call.output_shape) if gradient is None else gradient
+        for layer_call, gradient in zip(calls, gradients, strict=True)
+    ]
+
+
+def find_layouts(output: Tensor, calls: Sequence[LayerCall], seed: int) -> list[bool | None]:
+    """For each call: rows by example (False), by position (True), or mixed (None)."""
+    if not calls:
+        return []
+    size = output.shape[0]
+    layouts = [
+        [False, True] if layer_call.call.rows > size > 1 else [False] for layer_call in calls
+    ]
+    probe = ProbeStream(
+        output.numel() + size, seed=seed, dtype=output.dtype, device=output.device
+    ).draw()
+    answers = probe_examples(
+        lambda cotangent: gradients_at_calls(output, calls, cotangent),
+        probe[size:].view_as(output),
+        probe[:size],
+    )
+    for gradients, scaled_gradients, factors in answers:
+        for layer_call, possible, gradient, scaled in zip(
+            calls, layouts, gradients, scaled_gradients, strict=True
+        ):
+            rows = gradient.reshape(layer_call.call.rows, -1)
+            scaled_rows = scaled.reshape(layer_call.call.rows, -1)
+            for time_first in list(possible):
+                by_example = rows_by_example(rows, size, time_first)
+                scaled_by_example = rows_by_example(scaled_rows, size, time_first)
+                if not in_proportion(by_example, scaled_by_example, factors):
+                    possible.remove(time_first)
+    return [possible[0] if possible else None for possible in layouts]
+
+
+FEW_EXAMPLES = 16  # are told apart by two probes for each binary digit of their number, each 0 or 1
 
 
 def probe_examples(
     pull: Callable[[Tensor], list[Tensor]], cotangent: Tensor, random: Tensor
 ) -> Iterator[tuple[list[Tensor], list[Tensor], Tensor]]:
-    """Two answers of a linear `pull`, the second to a cotangent with a factor for each example; the factors.
+    """Two answers of a linear `pull`, and the factor of each example in the second cotangent.
 
-    Where examples do not see each other, whatever belongs to one grows by its own factor.
+    Where examples do not see each other, whatever belongs to one grows by its own factor. More than
+    a few examples get random factors.
     """
     size = len(random)
-    whole = pull(cotangent)
+    answer = pull(cotangent)
     if size > FEW_EXAMPLES:
         choices = [1 + random.abs()]
     else:
@@ -244,11 +330,13 @@ def probe_examples(
             ((numbers >> digit) % 2 == value).to(random) for digit in digits for value in (0, 1)
         ]
     for factors in choices:
-        yield whole, pull(cotangent * factors.view(-1, *[1] * (cotangent.ndim - 1))), factors
+        yield answer, pull(cotangent * factors.view(-1, *[1] * (cotangent.ndim - 1))), factors
 
 
 def in_proportion(whole: Tensor, shared: Tensor, factors: Tensor) -> bool:
-    """Whether every row of `shared` is that of `whole` times its factor, but for rounding; 0 is exact."""
-    difference = (shared - whole * factors.unsqueeze(1)).abs().amax(1)
+    """Whether each row of `shared` is that of `whole` times its factor, up to rounding; 0 is exact."""
+    difference = torch.addcmul(shared, whole, factors.unsqueeze(1), value=-1)
+    # The largest numbers of every row; as norms they take no copy of it.
+    off, largest = (torch.linalg.vector_norm(rows, math.inf, dim=1) for rows in (difference, whole))
     rounding = torch.finfo(whole.dtype).eps ** 0.5
-    return bool((difference <= rounding * factors * whole.abs().amax(1)).all())
+    return bool((off <= rounding * factors * largest).all())

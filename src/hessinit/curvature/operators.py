@@ -1,4 +1,4 @@
-"""Linear operators over flat vectors (`@`, `T`, `to_dense`, `to_scipy`): Hessian, Gauss-Newton, Jacobian."""
+"""Linear operators on flat vectors: the Hessian, the Gauss-Newton matrix and the Jacobian."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.evaluation import BatchGraph, graphs_of
 from hessinit.problem.preserve import uninterrupted
+
+# What the products run in: a context manager is entered for each.
+Settings = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class LinearOperator(ABC):
-    """A matrix known by its products. Vectors are flat: the layers' weights one after the other."""
+    """A matrix known by its products. Vectors are flat: the layers' weights one after the other.
+
+    Multiply with `@`; `T` is the transpose, and `to_dense` and `to_scipy` convert the operator.
+    """
 
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
-    # What the products run in; the caller of many enters it once instead.
-    settings: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    settings: Settings = contextlib.nullcontext
 
     @abstractmethod
     def _product(self, vector: Tensor) -> Tensor:
@@ -38,8 +43,9 @@ class LinearOperator(ABC):
                 f"cannot multiply an operator with a {type(vectors).__name__}; pass a torch.Tensor."
             )
         if vectors.ndim not in (1, 2) or vectors.shape[0] != self.shape[1]:
-            why = f"cannot multiply an operator of shape {self.shape} with {tuple(vectors.shape)}"
-            raise ValueError(f"{why}; pass ({self.shape[1]},) or ({self.shape[1]}, m).")
+            shapes = f"an operator of shape {self.shape} with {tuple(vectors.shape)}"
+            advice = f"pass ({self.shape[1]},) or ({self.shape[1]}, m)"
+            raise ValueError(f"cannot multiply {shapes}; {advice}.")
         vectors = vectors.to(dtype=self.dtype, device=self.device)
         with self.settings():
             if vectors.ndim == 1:
@@ -51,14 +57,11 @@ class LinearOperator(ABC):
     @property
     def T(self) -> LinearOperator:  # noqa: N802 (numpy's and torch's name for it)
         """The transpose; the operator itself where it is symmetric."""
-        return (
-            self
-            if type(self)._adjoint_product is LinearOperator._adjoint_product
-            else Transposed(self)
-        )
+        is_symmetric = type(self)._adjoint_product is LinearOperator._adjoint_product
+        return self if is_symmetric else Transposed(self)
 
     def to_dense(self) -> Tensor:
-        """The matrix itself; costs one product a column, so only for small ones."""
+        """The matrix itself, from one product for each column: for small operators only."""
         return self @ torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
 
     def to_scipy(self) -> Any:
@@ -66,13 +69,15 @@ class LinearOperator(ABC):
         import numpy as np
         from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
-        def times(operator: LinearOperator) -> Callable[[Any], Any]:
-            return lambda vector: (
-                (operator @ torch.as_tensor(vector.reshape(-1).copy())).cpu().numpy()
-            )
+        def product_with(operator: LinearOperator, vector: Any) -> Any:
+            return (operator @ torch.as_tensor(vector.reshape(-1).copy())).cpu().numpy()
 
-        kind = np.float64 if self.dtype == torch.float64 else np.float32
-        return ScipyOperator(self.shape, matvec=times(self), rmatvec=times(self.T), dtype=kind)
+        return ScipyOperator(
+            self.shape,
+            matvec=functools.partial(product_with, self),
+            rmatvec=functools.partial(product_with, self.T),
+            dtype=np.float64 if self.dtype == torch.float64 else np.float32,
+        )
 
 
 class Transposed(LinearOperator):
@@ -91,32 +96,38 @@ class Transposed(LinearOperator):
 
 
 def split(vector: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """The parts of a flat vector, one of each shape; the inverse of `join`."""
     sizes = [int(torch.Size(shape).numel()) for shape in shapes]
-    # Only at an even place can numbers be taken for pairs, as of complex ones.
-    parts = [one.clone() if one.storage_offset() % 2 else one for one in vector.split(sizes)]
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    tensors = []
+    for part, shape in zip(vector.split(sizes), shapes, strict=True):
+        # Pairs of numbers can be viewed as complex ones at an even offset only.
+        aligned = part.clone() if part.storage_offset() % 2 else part
+        tensors.append(aligned.view(shape))
+    return tensors
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:
+    """The entries of all tensors, in one flat vector."""
     flat = [tensor.reshape(-1) for tensor in tensors]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def add_up(tensors: Sequence[Tensor]) -> Tensor:
     """The sum of tensors of one shape; a single one is not copied."""
-    # A copy of large ones takes longer than a call for each.
-    stacks = len(tensors) > 1 and tensors[0].numel() <= 2**14
-    return torch.stack(list(tensors)).sum(0) if stacks else functools.reduce(torch.add, tensors)
+    # To copy large tensors takes longer than one call for each.
+    if len(tensors) > 1 and tensors[0].numel() <= 2**14:
+        return torch.stack(list(tensors)).sum(0)
+    return functools.reduce(torch.add, tensors)
 
 
 class WeightOperator(LinearOperator):
-    """Something that acts on the weights of `names`, summed over the evaluated batches."""
+    """An operator on the weights of `names`, summed over the evaluated batches."""
 
     def __init__(
         self,
-        evaluations: Sequence[Evaluation],
+        evaluations: Sequence[BatchGraph],
         names: Sequence[str],
-        settings: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        settings: Settings = contextlib.nullcontext,
     ) -> None:
         leaves = evaluations[0].leaves
         self.settings = settings
@@ -128,9 +139,12 @@ class WeightOperator(LinearOperator):
         self.device = evaluations[0].problem.device
 
     @uninterrupted  # a dense matrix takes many products
-    def _sum_over_batches(self, product: Callable[[Evaluation], Sequence[Tensor]]) -> Tensor:
-        found = (join(product(one)).detach() * one.weight for one in self.evaluations)
-        return functools.reduce(torch.add, found)
+    def _sum_over_batches(self, product: Callable[[BatchGraph], Sequence[Tensor]]) -> Tensor:
+        weighted = (
+            join(product(evaluation)).detach() * evaluation.weight
+            for evaluation in self.evaluations
+        )
+        return functools.reduce(torch.add, weighted)
 
 
 class HessianOperator(WeightOperator):
@@ -138,7 +152,7 @@ class HessianOperator(WeightOperator):
 
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)
-        return self._sum_over_batches(lambda one: one.hessian(self.names, tangents))
+        return self._sum_over_batches(lambda evaluation: evaluation.hessian(self.names, tangents))
 
 
 class GaussNewtonOperator(WeightOperator):
@@ -147,51 +161,54 @@ class GaussNewtonOperator(WeightOperator):
     def _product(self, vector: Tensor) -> Tensor:
         tangents = split(vector, self.shapes)
 
-        def product(one: Evaluation) -> tuple[Tensor, ...]:
-            moved = one.push(self.names, tangents)
-            return one.pull(self.names, one.output_hessian(moved, overwrite=True))
+        def product(evaluation: BatchGraph) -> tuple[Tensor, ...]:
+            moved = evaluation.push(self.names, tangents)
+            curved = evaluation.output_hessian(moved, overwrite=True)
+            return evaluation.pull(self.names, curved)
 
         return self._sum_over_batches(product)
 
 
-class Recorder:
-    """Records products on a GPU as CUDA graphs, which demand a stream of their own."""
+class KernelRecorder:
+    """Records the kernels of products as CUDA graphs, which demand a stream of their own."""
 
-    def __init__(self, evaluations: Sequence[Evaluation]) -> None:
+    def __init__(self, evaluations: Sequence[BatchGraph]) -> None:
+        self._evaluations = evaluations
         self._stream = torch.cuda.Stream()
-        self._last = None
-        for one in evaluations:
-            one.forget()  # a backward pass runs on the stream of its forward: evaluate again on this one
-
-    _last: torch.cuda.CUDAGraph | None  # keeps the memory that all share
+        self._last: torch.cuda.CUDAGraph | None = None  # keeps the memory that all share
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
         before = torch.cuda.current_stream()
         self._stream.wait_stream(before)
-        with torch.cuda.stream(self._stream):
+        # A backward pass runs on the stream of its forward: this block builds its graphs on its own
+        # stream.
+        with torch.cuda.stream(self._stream), graphs_of(self._evaluations, anew=True):
             yield
         before.wait_stream(self._stream)
 
     def record(self, function: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor] | None:
-        """A graph that computes the function again into the tensor; None where it cannot be recorded."""
+        """A graph that computes the function again, and the tensor that it writes to.
+
+        None if the function cannot be recorded.
+        """
         graph = torch.cuda.CUDAGraph()
         try:
             graph.capture_begin(pool=self._last.pool() if self._last else None)
             try:
-                found = function()
+                result = function()
             finally:
                 graph.capture_end()
-        except RuntimeError:  # an operation that waits for the GPU
+        except RuntimeError:  # an operation waits for the GPU
             return None
         self._last = graph
-        return graph, found
+        return graph, result
 
 
 class RecordedOperator(LinearOperator):
     """An operator whose third and later products replay the kernels of the second one."""
 
-    def __init__(self, operator: WeightOperator, recorder: Recorder) -> None:
+    def __init__(self, operator: WeightOperator, recorder: KernelRecorder) -> None:
         self._operator = operator
         self._recorder = recorder
         self._products = 0
@@ -202,16 +219,19 @@ class RecordedOperator(LinearOperator):
 
     def _product(self, vector: Tensor) -> Tensor:
         self._products += 1
+        # The first product also loads kernels, which no recording may do.
         if self._products == 2:
-            self._given = vector.clone()
-            self._recording = self._recorder.record(lambda: self._operator._product(self._given))
-            self._read = [dict(vars(one)) for one in self._operator.evaluations]  # by the recording
-        if self._recording is None:  # the first one also loads kernels, which no recording may do
+            self._input = vector.clone()
+            self._recording = self._recorder.record(lambda: self._operator._product(self._input))
+            # The recording reads these tensors.
+            evaluations = self._operator.evaluations
+            self._read = [dict(vars(evaluation)) for evaluation in evaluations]
+        if self._recording is None:
             return self._operator._product(vector)
-        graph, found = self._recording
-        self._given.copy_(vector)
+        graph, output = self._recording
+        self._input.copy_(vector)
         graph.replay()
-        return found.clone()
+        return output.clone()
 
 
 class JacobianOperator(WeightOperator):
@@ -219,9 +239,9 @@ class JacobianOperator(WeightOperator):
 
     def __init__(
         self,
-        evaluations: Sequence[Evaluation],
+        evaluations: Sequence[BatchGraph],
         names: Sequence[str],
-        settings: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        settings: Settings = contextlib.nullcontext,
     ) -> None:
         super().__init__(evaluations, names, settings)
         self._rows = [evaluation.output.numel() for evaluation in self.evaluations]
@@ -234,6 +254,8 @@ class JacobianOperator(WeightOperator):
 
     @uninterrupted
     def _adjoint_product(self, vector: Tensor) -> Tensor:
-        pairs = zip(self.evaluations, vector.split(self._rows), strict=True)
-        pulled = [join(e.pull(self.names, rows.view_as(e.output))) for e, rows in pairs]
+        pulled = []
+        for evaluation, rows in zip(self.evaluations, vector.split(self._rows), strict=True):
+            cotangent = rows.view_as(evaluation.output)
+            pulled.append(join(evaluation.pull(self.names, cotangent)))
         return torch.stack(pulled).sum(0)

@@ -1,23 +1,26 @@
-"""Adam's diagonal preconditioner P = √v + eps: its update rule, its second moments, and P^-½ H P^-½."""
+"""Adam's rule, its diagonal preconditioner P = √v + eps, and the curvature P^-½ H P^-½."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hessinit.curvature import engines, lanczos, operators
+from hessinit.curvature import lanczos, operators
+from hessinit.curvature.engine import Engine, LanczosSettings
+from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import Evaluation, evaluate, find_reduction
-from hessinit.problem.batches import Batch, map_tensors
+from hessinit.problem.batches import part_of
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.results.advice import check_fraction, check_nonnegative
 from hessinit.results.curvature_report import Estimate
 
-# Seven degrees of freedom give a variance to a factor of about 1.5, and all parts cost one gradient
-# together.
+# So many parts of a batch show its noise: seven degrees of freedom give a variance to a factor of
+# about 1.5, and all parts together cost one gradient.
 PARTS = 8
 
 
@@ -50,7 +53,7 @@ class AdamRule:
         return self.weight_decay if self.decoupled else 0.0
 
     def best(self, norm: float) -> float:
-        """The learning rate of the largest guaranteed decrease, for steps along a constant gradient."""
+        """The learning rate of the largest guaranteed decrease along a constant gradient."""
         return 1 / (norm + self.decoupled_decay) if norm else math.inf
 
     def stability_limit(self, norm: float) -> float:
@@ -64,9 +67,12 @@ class AdamRule:
 
 
 class ScaledCurvature(operators.LinearOperator):
-    """`S^-½ H S^-½ + D` with diagonal S and D; entries with `S = inf` do not move. Costs one product with H.
+    """`S^-½ H S^-½ + D` with diagonal S and D; entries with `S = inf` do not move.
 
-    >>> matrix, scale = torch.tensor([[2.0, 1.0], [1.0, 2.0]]), torch.tensor([4.0, 1.0])
+    Costs one product with H.
+
+    >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> scale = torch.tensor([4.0, 1.0])
     >>> ScaledCurvature(matrix, scale, torch.tensor([0.0, 3.0])).to_dense()
     tensor([[0.5000, 0.5000],
             [0.5000, 5.0000]])
@@ -91,20 +97,19 @@ class ScaledCurvature(operators.LinearOperator):
 
 
 def spectral_norm(
-    operator: operators.LinearOperator, settings: engines.LanczosSettings, *, semidefinite: bool
+    operator: operators.LinearOperator, settings: LanczosSettings, *, semidefinite: bool
 ) -> Estimate:
     """The largest |eigenvalue|; of a semidefinite operator the largest eigenvalue suffices."""
-    found = lanczos.lanczos(
-        operator, which="top" if semidefinite else "both", **settings.options
-    ).norm
-    if semidefinite and not found.converged:
-        return lanczos.lanczos(operator, which="both", **settings.options).norm
-    return found
+    if semidefinite:
+        norm = lanczos.run_together([settings.search(operator, "top")])[0].norm
+        if norm.converged:
+            return norm
+    return lanczos.run_together([settings.search(operator, "both")])[0].norm
 
 
 @dataclass(frozen=True)
 class AdamCurvature:
-    """The norm of P^-½ H P^-½, and the learning rate that is best for Adam's very first step."""
+    """The norm of P^-½ H P^-½, and the best learning rate of Adam's first step."""
 
     norm: Estimate
     first_step: float
@@ -115,15 +120,15 @@ class AdamCurvature:
         return min(rule.best(self.norm.value), self.first_step)
 
     def stability_limit(self, rule: AdamRule) -> float:
-        """Where the first step, or the later ones with this preconditioner, stop being stable."""
+        """The rate above which the first step, or a later one with this P, is unstable."""
         return min(rule.stability_limit(self.norm.value), 2 * self.first_step)
 
 
 def measure_adam(
     rule: AdamRule,
-    engine: engines.Engine,
+    engine: Engine,
     evaluations: Sequence[Evaluation],
-    settings: engines.LanczosSettings,
+    settings: LanczosSettings,
     *,
     semidefinite: bool,
     relative_rates: Tensor | None = None,
@@ -136,103 +141,107 @@ def measure_adam(
     decays that differ.
     """
     operator = engine.operator(list(evaluations[0].problem.leaves))
-    gradient, square, is_split = gradient_moments(evaluations)
+    moments = gradient_moments(evaluations)
+    gradient = moments.gradient
     notes = []
-    if not is_split:
+    if not moments.is_split:
         notes.append("The batch could not be split, so P is the size of this one gradient.")
     if rule.weight_decay and not rule.decoupled:
         # Where the decay alone moves a weight, P shrinks with the weight: there is no fixed P.
         notes.append("Adam's weight decay, a part of the gradient, is not included in the advice.")
-    moves = square > 0
+    is_moving = moments.square > 0
     rates = 1.0 if relative_rates is None else relative_rates
-    scale = torch.where(moves, square.sqrt() + rule.eps, torch.inf) / rates
-    frozen = int((~moves).sum())
-    if frozen == moves.numel():
+    scale = torch.where(is_moving, moments.square.sqrt() + rule.eps, torch.inf) / rates
+    frozen = int((~is_moving).sum())
+    if frozen == is_moving.numel():
         norm = Estimate(0.0, 0.0, True, "the gradient is zero: no weight moves", 0)
         return AdamCurvature(norm, math.inf, frozen, tuple(notes))
-    diagonal = None if diagonal is None else torch.where(moves, diagonal, 0.0)
-    norm = spectral_norm(
-        ScaledCurvature(operator, scale, diagonal), settings, semidefinite=semidefinite
-    )
-    step = torch.where(
-        gradient != 0, gradient / (gradient.abs() + rule.eps), torch.zeros_like(gradient)
-    )
-    step = step * rates
+    if diagonal is not None:
+        diagonal = torch.where(is_moving, diagonal, 0.0)
+    scaled = ScaledCurvature(operator, scale, diagonal)
+    norm = spectral_norm(scaled, settings, semidefinite=semidefinite)
+    quotient = gradient / (gradient.abs() + rule.eps)
+    step = torch.where(gradient != 0, quotient, torch.zeros_like(gradient)) * rates
     slope = float(gradient @ step)
-    bend = float(step @ (operator @ step))
-    # Where `−t slope + t²/2 bend` is smallest; inf where it only falls, 0 where it overflows.
-    best = 0.0 if not math.isfinite(slope + bend) else slope / bend if bend > 0 else math.inf
-    return AdamCurvature(norm, best, frozen, tuple(notes))
+    curvature = float(step @ (operator @ step))
+    # Where `−t slope + t²/2 curvature` is smallest; inf where it only falls, 0 where it overflows.
+    first_step = slope / curvature if curvature > 0 else math.inf
+    if not math.isfinite(slope + curvature):
+        first_step = 0.0
+    return AdamCurvature(norm, first_step, frozen, tuple(notes))
 
 
 def best_adam_rate(problem: FunctionalProblem, rule: AdamRule) -> float:
     """The learning rate of the largest guaranteed decrease of Adam, as in `advise`."""
     with problem.settings():
         evaluations = evaluate(problem)
-        settings = engines.LanczosSettings(1e-3, 200, problem.seed)
-        engine = engines.build_engine(evaluations, "gauss-newton", settings)
+        settings = LanczosSettings(1e-3, 200, problem.seed)
+        engine = build_engine(evaluations, "gauss-newton", settings)
         return measure_adam(rule, engine, evaluations, settings, semidefinite=True).best(rule)
 
 
-def gradient_moments(evaluations: Sequence[Evaluation]) -> tuple[Tensor, Tensor, bool]:
-    """The gradient, its mean square over mini-batches, both flat, and whether the batches could be split.
+class GradientMoments(NamedTuple):
+    """The gradient and its mean square over mini-batches, both flat.
+
+    `is_split` says whether the batches could be split.
+    """
+
+    gradient: Tensor
+    square: Tensor
+    is_split: bool
+
+
+def gradient_moments(evaluations: Sequence[Evaluation]) -> GradientMoments:
+    """The gradient and its mean square; costs two gradients.
 
     The mean square of a batch is never below its noise: a single gradient is close to 0 in some of
     many weights by chance, and these few would dominate P^-½ H P^-½ (4 to 75 times too large on
-    digits). Costs two gradients.
+    digits).
     """
-    sums = find_reduction(evaluations) == "sum"
+    is_sum = find_reduction(evaluations) == "sum"
     # A summed loss adds the batches up: a single one stands for all of them, times their number.
-    factor = float(len(evaluations)) if sums else 1.0
-    gradients = [_gradient(one.loss, one) for one in evaluations]
-    gradient = _weighted(gradients, [one.weight for one in evaluations])
-    fractions = [one.batch.rows / evaluations[0].problem.rows for one in evaluations]
-    square = _weighted([(g * factor).square() for g in gradients], fractions)
-    noises = [_noise(one, sums) for one in evaluations]
-    known = [noise * factor**2 for noise in noises if noise is not None]
-    if len(known) < len(noises):
-        return gradient, square, False
-    return gradient, torch.maximum(square, _weighted(known, fractions)), True
+    factor = float(len(evaluations)) if is_sum else 1.0
+    gradients = [_gradient(evaluation.loss, evaluation) for evaluation in evaluations]
+    gradient = _weighted_sum(gradients, [evaluation.weight for evaluation in evaluations])
+    rows = evaluations[0].problem.rows
+    fractions = [evaluation.batch.rows / rows for evaluation in evaluations]
+    squares = [(batch_gradient * factor).square() for batch_gradient in gradients]
+    square = _weighted_sum(squares, fractions)
+    noises = []
+    for evaluation in evaluations:
+        noise = _noise(evaluation, is_sum)
+        if noise is None:
+            return GradientMoments(gradient, square, False)
+        noises.append(noise * factor**2)
+    noise = _weighted_sum(noises, fractions)
+    return GradientMoments(gradient, torch.maximum(square, noise), True)
 
 
 def _gradient(loss: Tensor, evaluation: Evaluation) -> Tensor:
     leaves = list(evaluation.problem.leaves.values())
-    found = torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True)
-    return operators.join(found).detach()
+    gradients = torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True)
+    return operators.join(gradients).detach()
 
 
-def _noise(evaluation: Evaluation, sums: bool) -> Tensor | None:
+def _noise(evaluation: Evaluation, is_sum: bool) -> Tensor | None:
+    """The variance of the batch's gradient; None if its parts cannot be evaluated alone."""
     problem = evaluation.problem
     size = evaluation.batch.size
     count = min(PARTS, size)
     if count < 2:
         return None
-    found = []
+    gradients = []
     for first in range(count):
         part = part_of(evaluation.batch, torch.arange(first, size, count))
         try:
             gradient = _gradient(problem.loss_of(problem.output(part), part), evaluation)
         except (RuntimeError, ValueError, IndexError, TypeError):
             return None  # the forward or the loss needs the whole batch
-        found.append(gradient * (size / part.size) if sums else gradient)
-    noise = torch.stack(found).var(0) / count
+        gradients.append(gradient * (size / part.size) if is_sum else gradient)
+    noise = torch.stack(gradients).var(0) / count
     return noise if bool(torch.isfinite(noise).all()) else None
 
 
-def part_of(batch: Batch, examples: Tensor) -> Batch:
-    """Some of the examples; targets may be flat, with several in a row for each example, as in text."""
-
-    def pick(tensor: Tensor) -> Tensor:
-        each, rest = divmod(len(tensor), batch.size) if tensor.ndim else (0, 1)
-        if rest or each < 2:
-            return tensor
-        return tensor.unflatten(0, (batch.size, each))[examples.to(tensor.device)].flatten(0, 1)
-
-    taken = batch.take(examples)
-    return Batch(taken.inputs, map_tensors(pick, taken.targets), taken.size)
-
-
-def _weighted(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    return torch.stack(
-        [tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]
-    ).sum(0)
+def _weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    weighted = [tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]
+    return torch.stack(weighted).sum(0)

@@ -9,7 +9,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from hessinit.curvature.probes import Operator
+from hessinit.curvature.krylov import Operator
 from hessinit.problem.validate import layer_name
 from hessinit.progress import PACE, OnProgress, ProgressState
 

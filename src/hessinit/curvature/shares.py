@@ -1,112 +1,138 @@
-"""The curvature of examples that are spread over ranks: products are added up, rank 0 decides the rest."""
+"""Curvature of examples spread over ranks: products are added up, rank 0 decides the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hessinit.curvature import engines, operators, probes
+from hessinit.curvature import operators, probes
+from hessinit.curvature.engine import Engine, Extremes
 from hessinit.curvature.evaluation import Evaluation, find_reduction
 from hessinit.errors import ProblemError
 from hessinit.problem.ranks import Ranks
 
+_LAST_MOMENT = 1 << 62  # of a weight that only examples of other ranks use
 
-def join_shares(ranks: Ranks, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-    """Weight the evaluations by their share of all examples; returns loss, examples and batches of all.
+
+@dataclass(frozen=True)
+class Share:
+    """What the ranks tell each other about their shares of the examples."""
+
+    coupling: str  # the part that makes examples depend on each other, if any
+    reduction: str | None
+    examples: int
+    rows: int
+    loss: float
+    batches: int
+    moments: dict[str, int | None]
+
+
+def join_shares(
+    ranks: Ranks, evaluations: Sequence[Evaluation]
+) -> tuple[list[Evaluation], dict[str, Any]]:
+    """The evaluations, weighted by their share of all examples; loss, examples and batches of all.
 
     The same as several batches in one process. Refuses, on every rank, examples that see each
     other.
     """
     problem = evaluations[0].problem
-    moments = evaluations[0].moments
-    coupled = next(filter(None, map(_coupling, evaluations)), "")
-    loss = sum(one.loss_value * one.weight for one in evaluations)
-    own = (
-        coupled,
-        find_reduction(evaluations),
-        problem.examples,
-        problem.rows,
-        loss,
-        len(evaluations),
-        moments,
+    share = Share(
+        coupling=next(filter(None, map(_coupling, evaluations)), ""),
+        reduction=find_reduction(evaluations),
+        examples=problem.examples,
+        rows=problem.rows,
+        loss=sum(evaluation.loss_value * evaluation.weight for evaluation in evaluations),
+        batches=len(evaluations),
+        moments=evaluations[0].moments,
     )
-    reasons, reductions, sizes, rows, losses, batches, uses = zip(*ranks.exchange(own), strict=True)
-    way = 'pass the whole batch on every rank, with distributed="layers"'
-    if any(reasons):
-        why = f'{max(reasons)}, so a share of them, as in distributed="batch", has another loss'
-        raise ProblemError(f"{why}; {way}.")
-    if len(known := set(reductions) - {None}) != 1:
-        why = "the values of the loss do not tell whether it adds its examples up or averages them"
+    shares = list(ranks.exchange(share))
+    advice = 'pass the whole batch on every rank, with distributed="layers"'
+    coupling = max(share.coupling for share in shares)
+    if coupling:
         raise ProblemError(
-            f'{why}, so how to join the shares. Pass reduction="mean" or "sum", or {way}.'
+            f'{coupling}, so a share of them, as in distributed="batch", has another loss; '
+            f"{advice}."
         )
-    fractions = [count / sum(rows) if known == {"mean"} else 1.0 for count in rows]
-    for one in evaluations:
-        one.weight *= fractions[ranks.rank]
+    reductions = {share.reduction for share in shares} - {None}
+    if len(reductions) != 1:
+        raise ProblemError(
+            "the values of the loss do not tell whether it adds its examples up or averages them, "
+            f'so how to join the shares. Pass reduction="mean" or "sum", or {advice}.'
+        )
+    rows = sum(share.rows for share in shares)
+    fractions = [share.rows / rows if reductions == {"mean"} else 1.0 for share in shares]
+    moments = dict(share.moments)
     for name, moment in moments.items():
-        if moment is None and any(one[name] is not None for one in uses):
-            moments[name] = (
-                1 << 62
-            )  # used by examples of other ranks: last in the order, but not unused
-    loss = sum(one * fraction for one, fraction in zip(losses, fractions, strict=True))
-    return {"loss": loss, "examples": sum(sizes), "batches": sum(batches)}
+        if moment is None and any(other.moments[name] is not None for other in shares):
+            moments[name] = _LAST_MOMENT  # last in the order, but not unused
+    first, *rest = (
+        evaluation.weighted(evaluation.weight * fractions[ranks.rank]) for evaluation in evaluations
+    )
+    facts = {
+        "loss": sum(
+            share.loss * fraction for share, fraction in zip(shares, fractions, strict=True)
+        ),
+        "examples": sum(share.examples for share in shares),
+        "batches": sum(share.batches for share in shares),
+    }
+    return [first.weighted(first.weight, moments), *rest], facts
 
 
-class SharedEngine(engines.Engine):
-    """The engine of all examples, on rank 0; the engines that the ranks have of their own make products."""
+class SharedEngine(Engine):
+    """The engine of all examples, on rank 0; the ranks' own engines make the products."""
 
     def __init__(
-        self, ranks: Ranks, own: Sequence[engines.Engine], number: int, unused: set[str]
+        self, ranks: Ranks, engines: Sequence[Engine], number: int, unused: set[str]
     ) -> None:
         self._ranks = ranks
-        self._own = own[number]
+        self._engine = engines[number]
         self._number = number
         self._unused = unused
-        self.name = self._own.name
-        self.reason = self._own.reason
-        self.ends = self._own.ends
-        self._settings = self._own._settings
-        # Bounds the rank of a semidefinite curvature; None if it may be indefinite, or is not
-        # known.
-        bounds = ranks.exchange(getattr(getattr(self._own, "_general", self._own), "_rank", None))
-        self._rank = None if None in bounds else sum(bounds)
+        self.name = self._engine.name
+        self.reason = self._engine.reason
+        self.ends = self._engine.ends
+        self.settings = self._engine.settings
+        bounds = ranks.exchange(self._engine.rank)
+        self.rank = None if None in bounds else sum(bounds)
 
     def operator(self, names: Sequence[str]) -> operators.LinearOperator:
-        return SumOverRanks(self._ranks, self._own.operator(names), (self._number, list(names)))
+        block = (self._number, list(names))
+        return SumOverRanks(self._ranks, self._engine.operator(names), block)
 
-    def extremes(self, names: Sequence[str]) -> engines.Extremes:
+    def extremes(self, names: Sequence[str]) -> Extremes:
         if all(name in self._unused for name in names):
-            return engines.Extremes(engines.UNUSED, engines.UNUSED, self.name, self.reason)
-        return self._search(self._rank, self.operator(names))[0]
+            return self.unused()
+        return self._search(self.rank, [self.operator(names)])[0]
 
 
 class SumOverRanks(operators.LinearOperator):
     """The sum of the ranks' operators, on rank 0; `block` tells the others which one is meant."""
 
     def __init__(
-        self, ranks: Ranks, own: operators.LinearOperator, block: tuple[int, list[str]]
+        self, ranks: Ranks, operator: operators.LinearOperator, block: tuple[int, list[str]]
     ) -> None:
         self._ranks = ranks
-        self._own = own
+        self._operator = operator
         self._block = block
-        self.shape = own.shape
-        self.dtype = own.dtype
-        self.device = own.device
+        self.shape = operator.shape
+        self.dtype = operator.dtype
+        self.device = operator.device
 
     def _product(self, vector: Tensor) -> Tensor:
         answers = self._ranks.ask(*self._block, vector.numpy(force=True))
-        found = [self._own._product(vector).detach()]
-        found += [torch.from_numpy(one).to(vector) for one in answers()]
-        return operators.add_up(found)
+        products = [self._operator._product(vector).detach()]
+        products += [torch.from_numpy(answer).to(vector) for answer in answers()]
+        return operators.add_up(products)
 
 
-def multiply(own: Sequence[engines.Engine], number: int, names: list[str], vector: Any) -> Any:
+def multiply(engines: Sequence[Engine], number: int, names: list[str], vector: Any) -> Any:
     """The answer of another rank to rank 0."""
-    operator = own[number].operator(names)
+    operator = engines[number].operator(names)
     return operator._product(torch.from_numpy(vector).to(operator.device)).numpy(force=True)
 
 
@@ -115,9 +141,9 @@ def _coupling(evaluation: Evaluation) -> str:
     problem = evaluation.problem
     size = evaluation.batch.size
     output = evaluation.output
-    modules = [one for one in problem.model.modules() if isinstance(one, _BatchNorm)]
+    norms = [module for module in problem.model.modules() if isinstance(module, _BatchNorm)]
     alone = evaluation.separable or not any(
-        one.training or one.running_mean is None for one in modules
+        norm.training or norm.running_mean is None for norm in norms
     )
     was_tried = problem.dropout != "freeze" or not evaluation.drew
     if size > 1 and was_tried and output.ndim and output.shape[0] == size:
@@ -135,21 +161,19 @@ def _loss_is_apart(evaluation: Evaluation) -> bool:
     """
     output = evaluation.output
     size = evaluation.batch.size
-    rows, *others = output.shape or (1,)
-    numbers = torch.arange(rows, device=output.device).view(-1, *[1] * len(others))
-    ways = [numbers // (rows // size), numbers % size] if rows % size == 0 else []
-    ways += (
-        [torch.arange(size).to(numbers).view(-1, *[1] * len(others[1:]))]
-        if others[:1] == [size]
-        else []
-    )
+    rows, *dimensions = output.shape or (1,)
+    numbers = torch.arange(rows, device=output.device).view(-1, *[1] * len(dimensions))
+    layouts = [numbers // (rows // size), numbers % size] if rows % size == 0 else []
+    if dimensions[:1] == [size]:
+        layouts.append(torch.arange(size).to(numbers).view(-1, *[1] * len(dimensions[1:])))
     direction = probes.random_like(output, evaluation.problem.seed)
 
     def is_apart(moving: Tensor) -> bool:
         product = evaluation.output_hessian(direction * moving).abs()
-        return bool(
-            (product * ~moving).max() <= torch.finfo(output.dtype).eps ** 0.6 * product.max()
-        )
+        rounding = torch.finfo(output.dtype).eps ** 0.6
+        return bool((product * ~moving).max() <= rounding * product.max())
 
     bits = range((size - 1).bit_length())  # any two examples differ in some bit of their numbers
-    return not ways or any(all(is_apart((way >> bit) % 2 == 0) for bit in bits) for way in ways)
+    return not layouts or any(
+        all(is_apart((example >> bit) % 2 == 0) for bit in bits) for example in layouts
+    )

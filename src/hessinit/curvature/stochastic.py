@@ -1,16 +1,24 @@
-"""Stochastic estimates of a spectrum: density (Lanczos quadrature), trace (Hutch++), Frobenius norm."""
+"""Estimates from random vectors: spectral density (quadrature), trace (Hutch++), Frobenius norm."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature.krylov import NOT_FINITE, Array, LanczosProcess
-from hessinit.curvature.probes import Operator, power_of_two_scale, probe_stream
+from hessinit.curvature.krylov import (
+    NOT_FINITE,
+    Array,
+    LanczosProcess,
+    Operator,
+    power_of_two_scale,
+    products_with,
+)
+from hessinit.curvature.probes import probe_stream
 from hessinit.problem.validate import check_whole
 from hessinit.results.curvature_report import Density, Estimate
 
@@ -20,7 +28,9 @@ STANDARD_ERRORS = 2.0
 
 
 def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
-    """The mean and two standard errors of it, without overflow; a single sample has an unknown error, inf.
+    """The mean of the samples and two standard errors of it, computed without overflow.
+
+    The error of a single sample is unknown: inf.
 
     >>> mean_and_error([-1e300, 1e300])
     (0.0, 2e+300)
@@ -38,33 +48,42 @@ def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def _dense(operator: Operator) -> Tensor:
-    return (
-        operator @ torch.eye(operator.shape[0], dtype=operator.dtype, device=operator.device)
-    ).detach()
+    identity = torch.eye(operator.shape[0], dtype=operator.dtype, device=operator.device)
+    return (operator @ identity).detach()
 
 
-# The kernel's standard deviation, as a fraction of the range of the spectrum.
-_WIDTH = 0.02
-_BINS = 256
-# The grid reaches this many kernel widths beyond the outermost nodes; 6e-5 of a Gaussian lies
-# outside.
-_MARGIN = 4.0
-# A matrix of at most this size is written out where that takes no more products than the probes.
-_LARGEST_DENSE = 1024
+@dataclass(frozen=True)
+class _DensityGrid:
+    """The grid of a spectral density, and the Gaussian that smooths it."""
+
+    # The standard deviation of the Gaussian, as a fraction of the range of the spectrum.
+    width: float = 0.02
+    bins: int = 256
+    # The grid reaches this many standard deviations beyond the outermost nodes; 6e-5 of a Gaussian
+    # lies outside.
+    margin: float = 4.0
+    # A matrix of at most this size is written out where that takes no more products than the
+    # probes.
+    largest_dense: int = 1024
+
+
+_GRID = _DensityGrid()
+Quadrature = tuple[Array, Array]  # nodes and weights
 
 
 def spectral_density(
     operator: Operator, *, probes: int = 8, steps: int = 30, seed: int = 0
 ) -> Density:
-    """The spectral density by stochastic Lanczos quadrature: `steps` steps with each of `probes` vectors.
+    """The spectral density, by stochastic Lanczos quadrature.
 
-    The mean of f over the eigenvalues is about Σ weights·f(nodes). `values` on `grid` are smoothed
-    by a Gaussian; `error` is the area under two standard errors over the probes. Costs probes·steps
-    products; where n is no larger, the density is exact, from n products. A point mass has nodes
-    but no curve.
+    Each of `probes` random vectors takes `steps` Lanczos steps. The mean of f over the eigenvalues
+    is about Σ weights·f(nodes). `values` on `grid` are smoothed by a Gaussian; `error` is the area
+    under two standard errors over the probes. Costs probes·steps products; where n is no larger,
+    the density is exact, from n products. A point mass has nodes but no curve.
 
     >>> density = spectral_density(torch.diag(torch.linspace(0.0, 1.0, 500, dtype=torch.float64)))
-    >>> abs(sum(density.weights) - 1) < 1e-12, bool(abs(np.dot(density.nodes, density.weights) - 0.5) < 0.05)
+    >>> mean = np.dot(density.nodes, density.weights)
+    >>> abs(sum(density.weights) - 1) < 1e-12, bool(abs(mean - 0.5) < 0.05)
     (True, True)
     """
     check_whole("probes", probes, at_least=2)
@@ -76,41 +95,44 @@ def spectral_density(
     weights = np.concatenate([rule_weights for _, rule_weights in rules]) / len(rules)
     order = np.argsort(nodes, kind="stable")
     grid, values, error = _smooth(rules, nodes[order], torch.finfo(operator.dtype).eps)
-    rule = tuple(nodes[order].tolist()), tuple(weights[order].tolist())
-    steps = max(len(rule_nodes) for rule_nodes, _ in rules)
-    return Density(*rule, tuple(grid.tolist()), tuple(values.tolist()), error, len(rules), steps)
+    return Density(
+        tuple(nodes[order].tolist()),
+        tuple(weights[order].tolist()),
+        tuple(grid.tolist()),
+        tuple(values.tolist()),
+        error,
+        len(rules),
+        max(len(rule_nodes) for rule_nodes, _ in rules),
+    )
 
 
-def _smooth(
-    rules: Sequence[tuple[Array, Array]], nodes: Array, eps: float
-) -> tuple[Array, Array, float]:
+def _smooth(rules: Sequence[Quadrature], nodes: Array, eps: float) -> tuple[Array, Array, float]:
     largest = max(abs(float(nodes[0])), abs(float(nodes[-1])))
     # Eigenvalues that differ by rounding only are one point mass, which has no curve.
     if largest == 0 or float(nodes[-1] - nodes[0]) <= 100 * eps * largest:
         return np.empty(0), np.empty(0), 0.0
-    # nothing overflows on the way
+    # In units of the largest, nothing overflows.
     low = float(nodes[0] / largest)
     high = float(nodes[-1] / largest)
-    width = _WIDTH * (high - low)
-    grid = np.linspace(low - _MARGIN * width, high + _MARGIN * width, _BINS)
-    kernels = [
-        (weights * np.exp(-0.5 * ((grid[:, None] - own / largest) / width) ** 2)).sum(axis=1)
-        for own, weights in rules
-    ]
-    curves = np.stack(kernels) / (width * math.sqrt(2 * math.pi))
-    errors = np.zeros(_BINS)
+    width = _GRID.width * (high - low)
+    margin = _GRID.margin * width
+    grid = np.linspace(low - margin, high + margin, _GRID.bins)
+    sums = []
+    for rule_nodes, weights in rules:
+        kernels = np.exp(-0.5 * ((grid[:, None] - rule_nodes / largest) / width) ** 2)
+        sums.append((weights * kernels).sum(axis=1))
+    curves = np.stack(sums) / (width * math.sqrt(2 * math.pi))
+    errors = np.zeros(_GRID.bins)
     if len(rules) > 1:
         errors = STANDARD_ERRORS * curves.std(axis=0, ddof=1) / math.sqrt(len(rules))
     return grid * largest, curves.mean(axis=0) / largest, float(errors.sum() * (grid[1] - grid[0]))
 
 
-def _quadrature_rules(
-    operator: Operator, probes: int, steps: int, seed: int
-) -> list[tuple[Array, Array]]:
-    """Nodes and weights for every probe (Golub and Welsch 1969); none when a product is not finite."""
+def _quadrature_rules(operator: Operator, probes: int, steps: int, seed: int) -> list[Quadrature]:
+    """The rule of every probe (Golub and Welsch 1969); none when a product is not finite."""
     stream = probe_stream(operator, seed)
     size = stream.size
-    if size <= min(probes * steps, _LARGEST_DENSE):
+    if size <= min(probes * steps, _GRID.largest_dense):
         # In fp64: fp32 eigensolvers can fail to converge on matrices of huge range.
         matrix = _dense(operator).double().cpu().numpy()
         if not np.isfinite(matrix).all():
@@ -118,14 +140,14 @@ def _quadrature_rules(
         return [(np.linalg.eigvalsh((matrix + matrix.T) / 2), np.full(size, 1 / size))]
     rules = []
     for _ in range(probes):
-        process = LanczosProcess(operator, stream.draw())
-        while not process.exhausted and process.steps < steps:
+        process = LanczosProcess(products_with([operator]), stream.draw().unsqueeze(0))
+        while process.steps < steps and not process.exhausted[0]:
             process.step()
-            if not process.finite:
-                return []
-        values, vectors, _ = process.ritz()
-        weights = vectors[0] ** 2
-        rules.append((values * process.scale, weights / weights.sum()))
+        (spectrum,) = process.ritz()
+        if math.isinf(spectrum.scale):
+            return []
+        weights = spectrum.vectors[0] ** 2
+        rules.append((spectrum.values * spectrum.scale, weights / weights.sum()))
     return rules
 
 
@@ -161,31 +183,33 @@ def hutch_plus_plus(operator: Operator, *, products: int = 48, seed: int = 0) ->
         return Estimate(0.0, 0.0, True, "the operator is zero on random vectors", sketched)
     basis = torch.linalg.qr(image / scale).Q
     large = float((basis * (operator @ basis).detach()).sum(dtype=torch.float64))
-    rest = stream.draw_block(products - 2 * sketched)
-    rest -= basis @ (basis.T @ rest)
-    samples = (rest * (operator @ rest).detach()).sum(dim=0, dtype=torch.float64).tolist()
+    probes = stream.draw_block(products - 2 * sketched)
+    probes -= basis @ (basis.T @ probes)
+    samples = (probes * (operator @ probes).detach()).sum(dim=0, dtype=torch.float64).tolist()
     sampled, error = mean_and_error(samples)
     value = large + sampled
     error += 8 * torch.finfo(operator.dtype).eps * max(abs(sample) for sample in (large, *samples))
     if not math.isfinite(value):
         return Estimate(math.inf, math.inf, False, NOT_FINITE, products)
-    reason = f"{sketched} directions exactly, the rest from {len(samples)} probes, error two standard errors"
+    sampling = f"the rest from {len(samples)} probes, error two standard errors"
+    reason = f"{sketched} directions exactly, {sampling}"
     return Estimate(value, error, True, reason, products)
 
 
 def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> Estimate:
-    """‖A‖_F, the root of the sum of the squared eigenvalues, from ‖A‖_F² = E‖A g‖² over Rademacher probes g.
+    """‖A‖_F, the root of the sum of the squared eigenvalues.
 
-    The square is unbiased; `error` is two standard errors, carried through the root. Costs
-    `products` products and one vector of memory; exact when `products` reaches n.
+    From ‖A‖_F² = E‖A g‖² over Rademacher probes g. The square is unbiased; `error` is two standard
+    errors, carried through the root. Costs `products` products and one vector of memory; exact when
+    `products` reaches n.
 
     >>> frobenius_norm(torch.tensor([[3.0, 0.0], [0.0, -4.0]])).value
     5.0
     """
     stream = probe_stream(operator, seed, "rademacher")
     check_whole("products", products, at_least=2)
-    exact = products >= stream.size
-    images = [_dense(operator)] if exact else (operator @ stream.draw() for _ in range(products))
+    is_exact = products >= stream.size
+    images = [_dense(operator)] if is_exact else (operator @ stream.draw() for _ in range(products))
     # Squares of 1e-25 vanish in fp32: all is in units of a power of two near the first nonzero
     # product.
     scale = 0.0
@@ -193,19 +217,21 @@ def frobenius_norm(operator: Operator, *, products: int = 64, seed: int = 0) -> 
     for image in images:
         scale = scale or power_of_two_scale(image)
         if math.isinf(scale):
-            break
+            return Estimate(math.inf, math.inf, False, NOT_FINITE, len(squares) + 1)
         squares.append((image.detach() / (scale or 1.0)).double().square().sum())
-    samples = [] if math.isinf(scale) else torch.stack(squares).tolist()
-    spent = stream.size if exact else len(squares)
-    if math.isinf(scale) or not all(math.isfinite(sample) for sample in samples):
-        return Estimate(math.inf, math.inf, False, NOT_FINITE, max(1, len(squares)))
+    samples = torch.stack(squares).tolist()
+    spent = stream.size if is_exact else products
+    if not all(math.isfinite(sample) for sample in samples):
+        return Estimate(math.inf, math.inf, False, NOT_FINITE, len(squares))
     if scale == 0:
-        reason = "the operator is zero" if exact else "the operator is zero on random vectors"
-        return Estimate(0.0, 0.0, True, reason, spent)
-    square, square_error = (samples[0], 0.0) if exact else mean_and_error(samples)
+        vectors = "" if is_exact else " on random vectors"
+        return Estimate(0.0, 0.0, True, f"the operator is zero{vectors}", spent)
+    square = samples[0]
+    square_error = 0.0
+    reason = "exact up to rounding: all columns were taken"
+    if not is_exact:
+        square, square_error = mean_and_error(samples)
+        reason = f"root mean square of {products} probes, error two standard errors"
     value = math.sqrt(square)
     error = square_error / (2 * value) + 8 * torch.finfo(operator.dtype).eps * value
-    reason = "exact up to rounding: all columns were taken"
-    if not exact:
-        reason = f"root mean square of {products} probes, error two standard errors"
     return Estimate(value * scale, error * scale, True, reason, spent)

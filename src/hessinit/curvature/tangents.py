@@ -27,9 +27,9 @@ _aten = torch.ops.aten
 
 # Nodes with one input whose derivative is a symmetric matrix: their backward is their tangent.
 _SYMMETRIC_NAMES = (
-    "Abs Alias Celu Clamp ClampMax ClampMin Clone Cos Elu Erf Exp Expm1 Gelu Hardswish Hardtanh LeakyRelu "
-    "Log Log1P LogSigmoid MaskedFill Mish NativeDropout Neg Relu Rsqrt SafeSoftmax Sigmoid Silu Sin Softmax "
-    "Softplus Sqrt Tanh Threshold Tril Triu"
+    "Abs Alias Celu Clamp ClampMax ClampMin Clone Cos Elu Erf Exp Expm1 Gelu Hardswish Hardtanh "
+    "LeakyRelu Log Log1P LogSigmoid MaskedFill Mish NativeDropout Neg Relu Rsqrt SafeSoftmax "
+    "Sigmoid Silu Sin Softmax Softplus Sqrt Tanh Threshold Tril Triu"
 )
 _SYMMETRIC = {
     *(f"{name}Backward{number}" for name in _SYMMETRIC_NAMES.split() for number in (0, 1)),
@@ -57,10 +57,8 @@ def _dimensions(node: Node) -> tuple[int, ...] | None:
     saved = node._saved_dim
     if saved is None:
         return None
-    return (
-        tuple(signed(one) for one in (saved if isinstance(saved, tuple | list) else (saved,)))
-        or None
-    )
+    dimensions = saved if isinstance(saved, tuple | list) else (saved,)
+    return tuple(signed(dimension) for dimension in dimensions) or None
 
 
 def _shape(node: Node, output: int = 0) -> torch.Size:
@@ -68,28 +66,28 @@ def _shape(node: Node, output: int = 0) -> torch.Size:
 
 
 def _sum(terms: Sequence[Tensor | None]) -> Tensor:
-    return functools.reduce(torch.add, [one for one in terms if one is not None])
+    return functools.reduce(torch.add, [term for term in terms if term is not None])
 
 
 def _times(node: Node) -> Rule:
-    left = node._saved_self
-    right = node._saved_other
+    factor = node._saved_self
+    multiplier = node._saved_other
 
     def rule(inputs: Inputs) -> Tensor:
         first, second = inputs
         if first is not None and second is not None:
-            return torch.addcmul(first * right, left, second)
-        return first * right if first is not None else left * second
+            return torch.addcmul(first * multiplier, factor, second)
+        return first * multiplier if first is not None else factor * second
 
     return rule
 
 
-def _by_input(*ways: Callable[[Tensor], Tensor]) -> Rule:
+def _by_input(*derivatives: Callable[[Tensor], Tensor]) -> Rule:
     """The sum of what each input that changes adds, the last one first."""
 
     def rule(inputs: Inputs) -> Tensor:
-        pairs = list(zip(ways, inputs, strict=True))[::-1]
-        return _sum([None if one is None else way(one) for way, one in pairs])
+        pairs = list(zip(derivatives, inputs, strict=True))[::-1]
+        return _sum([derivative(tangent) for derivative, tangent in pairs if tangent is not None])
 
     return rule
 
@@ -111,27 +109,29 @@ def _add(node: Node, sign: float = 1.0) -> Rule:
         if first is None:
             assert second is not None
             return (second if alpha == 1 else second * alpha).expand(shape)
-        found = first if second is None else torch.add(first, second, alpha=alpha)
-        return found.expand(shape)
+        total = first if second is None else torch.add(first, second, alpha=alpha)
+        return total.expand(shape)
 
     return rule
 
 
 def _addmm(node: Node) -> Rule:
-    left = node._saved_mat1
-    right = node._saved_mat2
+    matrix = node._saved_mat1
+    multiplier = node._saved_mat2
     shape = _shape(node)
     if node._saved_alpha != 1 or node._saved_beta != 1:
         raise NoTangentError
     return _by_input(
-        lambda bias: bias.expand(shape), lambda one: one @ right, lambda one: left @ one
+        lambda bias: bias.expand(shape),
+        lambda tangent: tangent @ multiplier,
+        lambda tangent: matrix @ tangent,
     )
 
 
 def _product(node: Node) -> Rule:
-    left = node._saved_self
-    right = node._saved_mat2
-    return _by_input(lambda one: one @ right, lambda one: left @ one)
+    matrix = node._saved_self
+    multiplier = node._saved_mat2
+    return _by_input(lambda tangent: tangent @ multiplier, lambda tangent: matrix @ tangent)
 
 
 def _convolution(node: Node) -> Rule:
@@ -150,8 +150,8 @@ def _convolution(node: Node) -> Rule:
         raise NoTangentError
 
     return _by_input(
-        lambda one: _aten.convolution(one, weight, None, *options),
-        lambda one: _aten.convolution(images, one, None, *options),
+        lambda tangent: _aten.convolution(tangent, weight, None, *options),
+        lambda tangent: _aten.convolution(images, tangent, None, *options),
         by_bias,
     )
 
@@ -171,7 +171,7 @@ def _embedding(node: Node) -> Rule:
 def _alone(inputs: Inputs) -> Tensor:
     """The tangent of the first input, where no other one may change."""
     first = inputs[0]
-    if first is None or (len(inputs) > 1 and any(one is not None for one in inputs[1:])):
+    if first is None or any(tangent is not None for tangent in inputs[1:]):
         raise NoTangentError
     return first
 
@@ -199,9 +199,8 @@ def _batch_norm(node: Node) -> Rule:
         node._saved_result1,
         node._saved_result2,
     )
-    epsilon = (
-        node._saved_eps if hasattr(node, "_saved_eps") else node._saved_epsilon
-    )  # cuDNN's name
+    # The second is cuDNN's name.
+    epsilon = node._saved_eps if hasattr(node, "_saved_eps") else node._saved_epsilon
     options = (None, *statistics, node._saved_training, epsilon)
     return _normalization(node, _aten.native_batch_norm_backward, *options)
 
@@ -218,9 +217,9 @@ def _group_norm(node: Node) -> Rule:
 
 
 def _max_pool(node: Node, dimensions: int = 2) -> Rule:
-    places = node._saved_result1.flatten(-dimensions)
+    indices = node._saved_result1.flatten(-dimensions)
     shape = _shape(node)
-    return lambda inputs: _alone(inputs).flatten(-dimensions).gather(-1, places).view(shape)
+    return lambda inputs: _alone(inputs).flatten(-dimensions).gather(-1, indices).view(shape)
 
 
 def _average_pool(node: Node) -> Rule:
@@ -252,18 +251,21 @@ def _concatenation(node: Node) -> Rule:
     sources = node.next_functions
 
     def rule(inputs: Inputs) -> Tensor:
-        known = next(one for one in inputs if one is not None)
+        changing = next(tangent for tangent in inputs if tangent is not None)
         parts = []
-        for one, (source, number) in zip(inputs, sources, strict=True):
-            if one is None and source is None:
+        for tangent, (source, number) in zip(inputs, sources, strict=True):
+            if tangent is not None:
+                parts.append(tangent)
+            elif source is None:
                 raise NoTangentError  # of an unknown size
-            if one is None and type(source).__name__ == "AccumulateGrad":
-                one = known.new_zeros(source.variable.shape)
-            parts.append(known.new_zeros(_shape(source, number)) if one is None else one)
-        found = torch.cat(parts, dimension)
-        if found.shape != shape:
+            elif type(source).__name__ == "AccumulateGrad":
+                parts.append(changing.new_zeros(source.variable.shape))
+            else:
+                parts.append(changing.new_zeros(_shape(source, number)))
+        joined = torch.cat(parts, dimension)
+        if joined.shape != shape:
             raise NoTangentError
-        return found
+        return joined
 
     return rule
 
@@ -274,17 +276,17 @@ def _where(node: Node) -> Rule:
 
     def rule(inputs: Inputs) -> Tensor:
         zero = _sum(inputs).new_zeros(())
-        first, second = (zero if one is None else one for one in inputs)
+        first, second = (zero if tangent is None else tangent for tangent in inputs)
         return torch.where(condition, first, second).expand(shape)
 
     return rule
 
 
-def _moves(function: Callable[..., Any], *read: Callable[[Node], Any]) -> Callable[[Node], Rule]:
-    """The rule of a node that moves numbers about: a function of the tangent and of what is read off it."""
+def _moves(function: Callable[..., Any], *readers: Callable[[Node], Any]) -> Callable[[Node], Rule]:
+    """The rule of a node that rearranges numbers: a function of tangent and options."""
 
     def find(node: Node) -> Rule:
-        arguments = [one(node) for one in read]
+        arguments = [read(node) for read in readers]
         return lambda inputs: function(_alone(inputs), *arguments)
 
     return find
@@ -331,9 +333,11 @@ _RULES: dict[str, Callable[[Node], Rule]] = {
     "TBackward0": _moves(Tensor.t),
     "TransposeBackward0": _moves(Tensor.transpose, _dimension("dim0"), _dimension("dim1")),
     "PermuteBackward0": _moves(
-        Tensor.permute, lambda node: [signed(one) for one in node._saved_dims]
+        Tensor.permute, lambda node: [signed(number) for number in node._saved_dims]
     ),
-    "ConstantPadNdBackward0": _moves(F.pad, lambda node: [signed(one) for one in node._saved_pad]),
+    "ConstantPadNdBackward0": _moves(
+        F.pad, lambda node: [signed(number) for number in node._saved_pad]
+    ),
     "SplitBackward0": _moves(Tensor.split, lambda node: node._saved_split_size, _dimension("dim")),
     "UnbindBackward0": _moves(Tensor.unbind, _dimension("dim")),
     "SelectBackward0": _moves(Tensor.select, _dimension("dim"), _dimension("index")),
@@ -350,48 +354,57 @@ def _symmetric(node: Node) -> Rule:
         tangent = _alone(inputs)
         if tangent.is_complex():  # the backward has the conjugate derivative
             raise NoTangentError
-        found = node(tangent)
-        return found if isinstance(found, Tensor) else found[0]
+        result = node(tangent)
+        return result if isinstance(result, Tensor) else result[0]
 
     return rule
 
 
 def _by_itself(node: Node, inputs: Inputs) -> Sequence[Tensor]:
-    """The backward of this node alone, differentiated by the gradient that arrives: it is linear in it."""
+    """The node's backward, differentiated by the gradient that arrives: it is linear in it."""
     with torch.enable_grad():
         arriving = [
-            torch.zeros(tuple(one.shape), dtype=one.dtype, device=one.device, requires_grad=True)
-            for one in node._input_metadata
+            torch.zeros(
+                tuple(output.shape), dtype=output.dtype, device=output.device, requires_grad=True
+            )
+            for output in node._input_metadata
         ]
-        found = node(*arriving)
-        left = (found,) if isinstance(found, Tensor) else found
-        both = [(one, along) for one, along in zip(left, inputs, strict=True) if along is not None]
+        result = node(*arriving)
+        passed_on = (result,) if isinstance(result, Tensor) else result
         # The derivative of a step function, as of a sign, is none or a constant zero.
         # A gradient that was broadcast is added up by the engine, not by the node.
-        pairs = [(one.sum_to_size(along.shape), along) for one, along in both if one is not None]
-        pairs = [(one, along) for one, along in pairs if one.requires_grad]
+        pairs = [
+            (gradient.sum_to_size(tangent.shape), tangent)
+            for gradient, tangent in zip(passed_on, inputs, strict=True)
+            if gradient is not None and tangent is not None
+        ]
+        pairs = [(gradient, tangent) for gradient, tangent in pairs if gradient.requires_grad]
         if not pairs:
-            return [torch.zeros_like(one) for one in arriving]
+            return [torch.zeros_like(gradient) for gradient in arriving]
         outputs, tangents = zip(*pairs, strict=True)
         return torch.autograd.grad(outputs, arriving, tangents, materialize_grads=True)
 
 
 def find_rule(node: Node) -> Rule:
+    """How tangents pass through the node: by its rule, or by differentiating its backward."""
     kind = type(node).__name__
     if hasattr(node, "_forward_cls") or kind == "CopySlices":
         raise NoTangentError(kind)  # a function written in Python, or a node that hides others
-    known = (
-        _symmetric(node) if kind in _SYMMETRIC else _RULES[kind](node) if kind in _RULES else None
-    )
-
+    direct: Rule | None = None
+    if kind in _SYMMETRIC:
+        direct = _symmetric(node)
+    elif kind in _RULES:
+        direct = _RULES[kind](node)
     is_complex = node._input_metadata[0].dtype.is_complex
 
     def rule(inputs: Inputs) -> Tensor | Sequence[Tensor]:
         # A real tangent of a complex output has to be widened, as the node's own backward does it.
-        widens = is_complex and any(one is not None and not one.is_complex() for one in inputs)
-        if known is not None and not widens:
+        widens = is_complex and any(
+            tangent is not None and not tangent.is_complex() for tangent in inputs
+        )
+        if direct is not None and not widens:
             try:  # a context manager would take as long as the launch of a kernel
-                return known(inputs)
+                return direct(inputs)
             except NoTangentError:
                 pass
         return _by_itself(node, inputs)
@@ -424,20 +437,19 @@ class RecordedGraph:
 
     @torch.no_grad()
     def push(self, leaves: Sequence[Tensor], tangents: Sequence[Tensor]) -> Tensor | None:
-        """The change of the output for these changes of leaves; None if it does not depend on them."""
-        pairs = zip(map(id, leaves), tangents, strict=True)
-        known: dict[Key, Tensor] = {
-            (self._starts[one], 0): tan for one, tan in pairs if one in self._starts
+        """The output's change for these changes of leaves; None if it does not depend on them."""
+        by_key: dict[Key, Tensor] = {
+            (self._starts[id(leaf)], 0): tangent
+            for leaf, tangent in zip(leaves, tangents, strict=True)
+            if id(leaf) in self._starts
         }
-        for step in self._path(tuple(known)):
-            found = step.rule([None if key is None else known.get(key) for key in step.inputs])
-            if isinstance(found, Tensor):
-                known[step.node, 0] = found
-            else:
-                known |= {(step.node, number): one for number, one in enumerate(found)}
+        for step in self._path(tuple(by_key)):
+            result = step.rule([None if key is None else by_key.get(key) for key in step.inputs])
+            results = [result] if isinstance(result, Tensor) else result
+            by_key |= {(step.node, number): tangent for number, tangent in enumerate(results)}
             for key in step.last:
-                known.pop(key, None)
-        return known.get(self._end)
+                by_key.pop(key, None)
+        return by_key.get(self._end)
 
     def _path(self, starts: tuple[Key, ...]) -> list[_Step]:
         if starts not in self._paths:
@@ -466,7 +478,8 @@ def _in_order(top: Node) -> Iterator[Node]:
     waiting = [(top, iter(top.next_functions))]
     while waiting:
         node, sources = waiting[-1]
-        source = next((one for one, _ in sources if one is not None and one not in done), None)
+        unvisited = (source for source, _ in sources if source is not None and source not in done)
+        source = next(unvisited, None)
         if source is not None:
             waiting.append((source, iter(source.next_functions)))
             continue

@@ -22,7 +22,7 @@ from torch import nn
 from torch.autograd.functional import vhp
 from torch.nn.utils import parametrize
 
-from hessinit.curvature import engines
+from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.errors import WeightsError
 from hessinit.init import defaults
@@ -250,7 +250,7 @@ class ScaledModel:
             tolerance = TOLERANCE
         with problem.settings():
             if (estimator, tolerance) not in known:
-                settings = engines.LanczosSettings(tolerance, 200, problem.seed)
+                settings = LanczosSettings(tolerance, 200, problem.seed)
                 known[estimator, tolerance] = Rows(
                     problem, evaluations, curvature, estimator, settings
                 )

@@ -17,7 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hessinit.curvature import engines, operators
+from hessinit.curvature import operators
+from hessinit.curvature.engine import LanczosSettings
+from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.preconditioner import (
     AdamRule,
@@ -336,13 +338,11 @@ class SymmetryScaler:
     def _measuring(self, stack: contextlib.ExitStack) -> Callable[[Sequence[str]], float]:
         problem = self._factory.problem(measured=True)
         curvature = self._factory.curvature
-        settings = engines.LanczosSettings(self._tolerance / 5, 200, problem.seed)
+        settings = LanczosSettings(self._tolerance / 5, 200, problem.seed)
         scales: dict[str, Tensor] = {}
         stack.enter_context(problem.settings())
         evaluations = evaluate(problem)
-        engine = engines.build_engine(
-            evaluations, curvature, settings, network_estimator(evaluations)
-        )
+        engine = build_engine(evaluations, curvature, settings, network_estimator(evaluations))
         if self._adam is not None:
             _, square, _ = gradient_moments(evaluations)
             scale = torch.where(square > 0, square.sqrt() + self._adam.eps, torch.inf)

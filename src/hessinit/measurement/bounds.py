@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature import derivative_check, gram, krylov, layer_uses
-from hessinit.curvature.engines import LanczosSettings
+from hessinit.curvature import derivative_check, krylov, layer_uses
+from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.singular_values import BatchedMap, SingularValues
 from hessinit.measurement import jacobians
@@ -191,7 +191,7 @@ def weight_map_norms(
     found = []
     dense: dict[bool, list[Tensor]] = {}
     for use in uses:
-        rows = gram.rows_by_example(use.call.inputs, size, use.time_first)
+        rows = layer_uses.rows_by_example(use.call.inputs, size, use.time_first)
         if isinstance(use.call, layer_uses.DenseCall):
             features = use.call.inputs.shape[1]
             dense.setdefault(use.call.stored_transposed, []).append(rows.view(size, -1, features))

@@ -63,7 +63,7 @@ def diagnose(
         recorder.inspect(output)
         uses = recorder.layer_values(output)
         for name, values in uses:
-            gathered[name].add(values)
+            gathered[name].add(values, brief=not gradients)
         if not gradients:
             continue
         loss = problem.loss_of(output, evaluation.batch) * evaluation.weight
@@ -102,13 +102,20 @@ class _Gathered:
             part if self._weight_gradient is None else self._weight_gradient + part
         )
 
-    def add(self, values: LayerValues) -> None:
-        self._own.add(values.own)
-        square = self._after.add(values.after)
+    def add(self, values: LayerValues, *, brief: bool = False) -> None:
+        """Take a use into account; briefly, without `preactivation_std`, and less exactly."""
+        after = values.after
+        brief = brief and after.dtype in (torch.float32, torch.float64) and after.numel() > 0
+        square = self._after.add_roughly(after) if brief else self._after.add(after)
+        if not brief:
+            self._own.add(values.own)
         self._names[_activation_name(values.activation)] = None
-        if values.after.ndim and len(values.after) > 1:
-            by_example = torch.var(values.after, dim=0, correction=0)
-            self._differing += len(values.after) * float(by_example.sum(dtype=torch.float64))
+        if after.ndim and len(after) > 1:
+            if brief:
+                self._differing += _square(after - after.mean(0))
+            else:
+                by_example = torch.var(after, dim=0, correction=0)
+                self._differing += len(after) * float(by_example.sum(dtype=torch.float64))
             self._squares += square
         alive = _living_units(values)
         if alive is not None:
@@ -138,7 +145,7 @@ class _Gathered:
             else "",
             activation_mean=self._after.mean,
             activation_std=self._after.std,
-            preactivation_std=self._own.std,
+            preactivation_std=self._own.std if self._own.count else None,
             signal=math.sqrt(self._differing / self._squares) if self._squares else None,
             gradient_mean=self.gradient.mean if self.gradient.count else None,
             gradient_std=self.gradient.std if self.gradient.count else None,
@@ -146,6 +153,11 @@ class _Gathered:
             dead=dead / units if units else None,
             saturated=self._saturated / self._saturable if self._saturable else None,
         )
+
+
+def _square(values: Tensor) -> float:
+    """The sum of the squares; in float64, for that of 1e-25 is 0 in float32."""
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
 
 
 class Moments:
@@ -162,13 +174,23 @@ class Moments:
             return 0.0
         values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
         variance, mean = (float(one) for one in torch.var_mean(values, correction=0))
-        step = mean - self.mean
+        self._join(values.numel(), mean, variance)
+        return values.numel() * (variance + mean * mean)
+
+    def add_roughly(self, values: Tensor) -> float:
+        """As `add`, several times as fast; a standard deviation far below the mean is inexact."""
         count = values.numel()
+        square = _square(values)
+        mean = float(values.mean())
+        self._join(count, mean, max(0.0, square / count - mean * mean))
+        return square
+
+    def _join(self, count: int, mean: float, variance: float) -> None:
+        step = mean - self.mean
         total = self.count + count
         self._squares += count * variance + step * step * self.count * count / total
         self.mean += step * count / total
         self.count = total
-        return count * (variance + mean * mean)
 
     @property
     def std(self) -> float:

@@ -25,7 +25,9 @@ SOFTWARE = {
 
 
 def in_running_order(problem: FunctionalProblem, evaluations: Sequence[Evaluation]) -> list[Layer]:
-    """The measured layers in the order in which the first batch's forward used them; unused ones last."""
+    """The measured layers in the order in which the first batch's forward used them; unused ones
+    last.
+    """
 
     def moment_of(layer: Layer) -> float:
         moment = evaluations[0].moments[layer.parameter]

@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hessinit.curvature import krylov, layer_uses
-from hessinit.curvature.engines import LanczosSettings
+from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.gram import find_layouts, known_calls
-from hessinit.curvature.layer_uses import Call, Node, Use
+from hessinit.curvature.layer_uses import Call, Node, Use, find_layouts, known_calls
 from hessinit.curvature.probes import ProbeStream
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.problem.batches import map_tensors

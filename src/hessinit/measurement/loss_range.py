@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.curvature.preconditioner import part_of
-from hessinit.problem.batches import Batch
+from hessinit.problem.batches import Batch, part_of
 
 LossOf = Callable[[Tensor, Batch], Tensor]
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from hessinit.curvature import derivative_check, engines, shares
+from hessinit.curvature import derivative_check, shares
 from hessinit.curvature import progress as progress_of
-from hessinit.curvature.cost import cost_of, timed_gradient
+from hessinit.curvature.cost import in_gradients, loss_gradient
+from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
 from hessinit.measurement.bounds import jacobian_bounds
@@ -50,7 +51,9 @@ def measure(
     distributed: str | None = None,
     progress: OnProgress | None = None,
 ) -> CurvatureReport:
-    """Measure the curvature of every layer and of the network; the model stays bit for bit as it was.
+    """Measure the curvature of every layer and of the network.
+
+    The model stays bit for bit as it was.
 
     Takes a `Problem`, or model, loss and batch for one with the defaults. `curvature` is
     "gauss-newton" (the paper's approximation; fast), "hessian" (exact) or "both" (with the gap
@@ -77,6 +80,7 @@ def measure(
     Costs 20 to 50 gradients for a classifier with ten outputs, all layers and the network together;
     with diagnostics up to 1.5 times, with Jacobian products 6 to 25 times as much.
 
+    >>> import torch
     >>> model = nn.Linear(3, 1, bias=False).double()
     >>> inputs = torch.eye(3, dtype=torch.float64)
     >>> report = measure(model, nn.MSELoss(), (inputs, torch.zeros(3, 1)))
@@ -92,7 +96,7 @@ def measure(
     if progress is not None:
         check_callable("progress", progress, "progress(state)")
     max_iterations = check_whole("max_iterations", max_iterations, at_least=1)
-    settings = engines.LanczosSettings(check_tolerance(tolerance), max_iterations, given.seed)
+    settings = LanczosSettings(check_tolerance(tolerance), max_iterations, given.seed)
     if wanted.top > max_iterations:
         raise ProblemError(
             f'details="top-{wanted.top}" with max_iterations={max_iterations}: every eigenvalue takes '
@@ -130,7 +134,7 @@ def _observe(
     progress: OnProgress,
     problem: FunctionalProblem,
     curvature: str,
-    settings: engines.LanczosSettings,
+    settings: LanczosSettings,
     network: bool,
 ) -> progress_of.Progress:
     passes = 2 if curvature == "both" else 1
@@ -151,7 +155,7 @@ class _Measurement:
 
     problem: FunctionalProblem
     evaluations: list[Evaluation]
-    settings: engines.LanczosSettings
+    settings: LanczosSettings
     details: Details
     started: float
 
@@ -169,7 +173,7 @@ class _Measurement:
         facts: dict[str, Any] = {}
         by_examples = ranks is not None and ranks.split == "batch"
         if ranks is not None and by_examples:
-            facts = shares.join_shares(ranks, evaluations)
+            evaluations, facts = shares.join_shares(ranks, evaluations)
         notes = notes_on(problem, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, self.settings, self.details)
         layers = in_running_order(problem, evaluations)
@@ -188,18 +192,16 @@ class _Measurement:
         notes = (*notes, *note_unchecked(problem.check), *note_uncounted(problem))
         report = replace(measuring.report(rows, whole), notes=notes, **facts)
         vector = measuring.whole.vector if network and ranks is None else None
-        del measuring  # a gradient is timed: what the engines hold must not stand beside its graph
-        for evaluation in evaluations:
-            evaluation.forget()
+        del measuring  # what the engines hold must not stand beside the backward pass
+        gradient = loss_gradient(evaluations)
         derivative_check.check_answer(evaluations, vector, whole)
-        weights = [evaluation.weight for evaluation in evaluations]
-        gradient = timed_gradient(problem, weights)
         if not by_examples:  # of a share, no rank knows all activations
             diagnostics = further.get("diagnostics")
             judged = judge_signals(problem, evaluations, rows, gradient, diagnostics)
             report = replace(report, **judged)
-        cost = cost_of(problem, evaluations, self.started, gradient.seconds)
-        return replace(report, **cost)
+        seconds = problem.clock() - self.started
+        cost = in_gradients(seconds, gradient.seconds)
+        return replace(report, seconds=seconds, gradients=cost)
 
     def _measure_layers(self) -> dict[str, Mapping[str, Any]]:
         """Further fields of the rows, by parameter."""

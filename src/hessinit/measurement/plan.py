@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
 
-from hessinit.curvature import engines, gram
-from hessinit.curvature.cost import clock, in_gradients, timed_gradient
+from hessinit.curvature import engine_choice, gram
+from hessinit.curvature.cost import gradient_seconds, in_gradients
+from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.curvature.hessian_engine import HessianEngine
+from hessinit.curvature.krylov import MEMORY
 from hessinit.curvature.probes import random_like
 from hessinit.curvature.progress import expected_products
 from hessinit.measurement.facts import notes_on, versions_of
@@ -24,40 +28,52 @@ from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.validate import check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import MeasurementPlan
 
-# In gradients, fitted to the networks of benchmarks/plan_accuracy.py. What every measurement does:
-# the checks of the forward and of the derivatives, the estimate of the rounding error.
-CHECKS = 8.0
-# A backward pass for each column of the loss Hessian's root; a product with all layers' Gram
-# matrices, or with the network's.
-PER_COLUMN = PER_GRAM_PRODUCT = 0.4
-# What a measurement takes beside gradients, in seconds and in passes over all weights, which count
-# where they are many and examples few; and the passes of a Lanczos run, over the square of its
-# products.
-START = 0.02
-PASSES = 20.0
-ORTHOGONALIZATION = 0.25
-# A product by Lanczos passes a tangent forward and a cotangent back through the part behind the
-# layer: the first for a layer at the very end, the sum for one at the very beginning, and for the
-# network.
-AT_THE_END = 0.1
-THE_REST = 0.8
-# An exact Hessian differentiates the backward pass, and both ends of its spectrum have to converge.
-EXACT = 2.0
-# Graphs that are held at a time, in the bytes that one forward saves: the recorded one with the
-# tangents or cotangents of a pass; for the exact Hessian that of the gradient, and its derivative.
-# Its check, and its repetition in float64, also take so many bytes for each weight.
-GRAPHS = 1.5
-EXACT_GRAPHS = 20.0
-EXACT_CHECKS = 80
-# Vectors that a Lanczos run keeps, for each expected product: some take longer. Of large blocks few
-# stay.
-ROWS = 1.5
-EXACT_ROWS = 2.0
-ROWS_OF_LARGE = 12
-# What the process takes over what is held at a time: freed blocks that do not fit, and what torch
-# sets up.
-ALLOCATED = 1.3
-LEAST_MEMORY = 10**6
+
+@dataclass(frozen=True)
+class CostModel:
+    """How gradients, seconds and bytes add up.
+
+    Fitted to the networks of benchmarks/plan_accuracy.py.
+    """
+
+    # In gradients: the checks of the forward and of the derivatives, the estimate of the rounding
+    # error; a backward pass for each column of the loss Hessian's root; a product with all layers'
+    # Gram matrices, or with the network's.
+    checks: float = 8.0
+    column: float = 0.4
+    gram_product: float = 0.4
+    # What a measurement takes beside gradients, in seconds and in passes over all weights, which
+    # count where they are many and examples few; and the passes of a Lanczos run, over the square
+    # of its products.
+    start_seconds: float = 0.02
+    passes: float = 20.0
+    orthogonalization: float = 0.25
+    # A product by Lanczos passes a tangent forward and a cotangent back through the part behind the
+    # layer: the first for a layer at the very end, the sum for one at the very beginning, and for
+    # the network.
+    at_the_end: float = 0.1
+    behind: float = 0.8
+    # An exact Hessian differentiates the backward pass, and both ends of its spectrum have to
+    # converge.
+    exact: float = 2.0
+    # Graphs that are held at a time, in the bytes that one forward saves: the recorded one with the
+    # tangents or cotangents of a pass; for the exact Hessian that of the gradient, and its
+    # derivative. Its check, and its repetition in float64, also take so many bytes for each weight.
+    graphs: float = 1.5
+    exact_graphs: float = 20.0
+    exact_checks: int = 80
+    # Vectors that a Lanczos run keeps, for each expected product: some take longer. Of large blocks
+    # few stay.
+    rows: float = 1.5
+    exact_rows: float = 2.0
+    rows_of_large_block: int = 12
+    # What the process takes over what is held at a time: freed blocks that do not fit, and what
+    # torch sets up.
+    allocated: float = 1.3
+    least_memory: int = 10**6
+
+
+COST = CostModel()
 
 
 def lanczos_gradients(shares: Sequence[float], products: float, exact: bool = False) -> float:
@@ -66,8 +82,9 @@ def lanczos_gradients(shares: Sequence[float], products: float, exact: bool = Fa
     >>> lanczos_gradients([1.0, 0.5], products=10)  # 10 · 0.9 + 10 · 0.5
     14.0
     """
-    each = products * (EXACT if exact else 1.0)
-    return sum(each * (AT_THE_END + THE_REST * share) for share in shares)
+    if exact:
+        products *= COST.exact
+    return sum(products * (COST.at_the_end + COST.behind * share) for share in shares)
 
 
 @uninterrupted
@@ -83,7 +100,8 @@ def plan(
     details: str | Iterable[str] = (),
     network: bool = True,
 ) -> MeasurementPlan:
-    """What a measurement would cost: engine, expected gradients, seconds and memory; nothing is measured.
+    """What a measurement would cost: engine, expected gradients, seconds and memory; nothing is
+    measured.
 
     The arguments are those of `measure`. Costs one forward and backward, and the checks of the forward.
 
@@ -92,18 +110,21 @@ def plan(
     >>> planned.engine, planned.parameters
     ('gram', 3)
     """
-    given = as_problem(problem, loss, batch)
+    given_problem = as_problem(problem, loss, batch)
     check_choices(curvature, estimator)
     check_switches(network=network)
     max_iterations = check_whole("max_iterations", max_iterations, at_least=1)
-    settings = engines.LanczosSettings(check_tolerance(tolerance), max_iterations, given.seed)
-    wanted = Details.read(details)
-    functional = FunctionalProblem(given)
+    settings = LanczosSettings(check_tolerance(tolerance), max_iterations, given_problem.seed)
+    asked_for = Details.read(details)
+    functional = FunctionalProblem(given_problem)
     with functional.settings():
         evaluations = evaluate(functional)
         planned = plan_measurement(evaluations, curvature, estimator, settings, network)
         notes = notes_on(functional, evaluations)
-    if uncounted := [*wanted.names, *[f"top-{wanted.top}"] * bool(wanted.top)]:
+    uncounted = [*asked_for.names]
+    if asked_for.top:
+        uncounted.append(f"top-{asked_for.top}")
+    if uncounted:
         notes = (f"Not counted: {', '.join(uncounted)}.", *notes)
     return replace(planned, notes=notes)
 
@@ -112,115 +133,214 @@ def plan_measurement(
     evaluations: Sequence[Evaluation],
     curvature: str,
     estimator: str,
-    settings: engines.LanczosSettings,
+    settings: LanczosSettings,
     network: bool,
 ) -> MeasurementPlan:
+    """The plan of a measurement of evaluated batches."""
     problem = evaluations[0].problem
-    products = expected_products(settings.tolerance, settings.max_iterations)
-    shares = _shares_behind(evaluations)
-    gradient = timed_gradient(problem).seconds
-    sizes = {name: leaf.numel() for name, leaf in problem.leaves.items()}
-    whole = sum(sizes.values())
-    largest = max(sizes.values())
-    itemsize = problem.dtype.itemsize
-    repeated = max(
-        len(uses) * sizes[name] for one in evaluations for name, uses in one.uses.items()
-    )
     exact = curvature != "gauss-newton"
-    columns = 0
-    others = list(sizes)
-    why = engines.HessianEngine.reason
-    work = (
-        lanczos_gradients([*shares.values(), *[1.0] * network], products, exact=True)
-        if exact
-        else 0.0
-    )
+    gram_pass = _GramPass(0, tuple(problem.leaves), HessianEngine.reason)
     if curvature != "hessian":
-        columns, others, reason = _gram_columns(evaluations, estimator)
-        why = why if exact else reason
-        behind = [*(shares[name] for name in others), *[1.0] * (network and bool(others))]
-        work += lanczos_gradients(behind, products)
-        # The backward passes of the Gram engine, and its products for layers and network. A weight
-        # that is used again and again, as in a recurrent network, is added up in every product.
-        grams = (1 + network) * products * PER_GRAM_PRODUCT * (3 if repeated > largest else 1)
-        work += columns * PER_COLUMN + grams if columns else 0.0
-    work *= 2 if len(evaluations) > 1 else 1  # each batch is measured alone, too
-    blocks = [*(sizes[name] for name in others), *[whole] * (network and bool(others))]
-    started = clock(problem)
-    for leaf in problem.leaves.values():
-        random_like(leaf, problem.seed).double()
-    passes = PASSES + ORTHOGONALIZATION * products**2 * sum(blocks) / whole
-    work += in_gradients(START + passes * (clock(problem) - started), gradient) or 0.0
-    saved = [_saved_bytes(one) for one in evaluations]
-    weights = sum(one.nbytes for one in problem.model.parameters())
-    rows = min(settings.max_iterations, products * (EXACT_ROWS if exact else ROWS))
-    longest = max([size * (rows if size < 2**24 else ROWS_OF_LARGE) for size in blocks], default=0)
-    # A direction or a product, and the weights moved or repeated in float64 with their gradient.
-    checks = (
-        EXACT_CHECKS * whole if exact else whole * (itemsize + 8) + max(16 * largest, 8 * whole)
-    )
-    kept, passed = (itemsize * columns * numbers for numbers in _numbers_between(evaluations))
-    held = (EXACT_GRAPHS if exact else GRAPHS) * sum(saved) + max(
-        checks, itemsize * (longest + 2 * repeated)
-    )
-    held += itemsize * whole + kept + min(passed, gram.BYTES_AT_ONCE)
+        gram_pass = _plan_gram_pass(evaluations, estimator)
+    work = _Work(evaluations, curvature, settings, network, gram_pass)
+    gradient = gradient_seconds(problem)
+    weights = sum(parameter.nbytes for parameter in problem.model.parameters())
     return MeasurementPlan(
-        engine="gram" if columns and not exact else "lanczos",
-        engine_reason=why,
+        engine="gram" if gram_pass.columns and not exact else "lanczos",
+        engine_reason=HessianEngine.reason if exact else gram_pass.reason,
         curvature=curvature,
-        layers=len(sizes),
-        parameters=whole,
+        layers=len(problem.leaves),
+        parameters=work.weights,
         examples=problem.examples,
         batches=len(evaluations),
         tolerance=settings.tolerance,
-        gradients=CHECKS + work,
+        gradients=COST.checks + work.gradients + work.overhead(gradient),
         gradient_seconds=gradient,
         versions=versions_of(problem),
-        memory=weights + int(ALLOCATED * held + LEAST_MEMORY),
-        training_memory=2 * weights + max(saved),
+        memory=weights + int(COST.allocated * work.bytes_held + COST.least_memory),
+        training_memory=2 * weights + max(work.saved_bytes),
     )
+
+
+@dataclass(frozen=True)
+class _GramPass:
+    """The backward passes of the Gram engine, 0 without it.
+
+    The leaves that go by Lanczos; and why.
+    """
+
+    columns: int
+    by_lanczos: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What one measurement does, and what it holds."""
+
+    evaluations: Sequence[Evaluation]
+    curvature: str
+    settings: LanczosSettings
+    network: bool
+    gram_pass: _GramPass
+
+    @property
+    def exact(self) -> bool:
+        return self.curvature != "gauss-newton"
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        leaves = self.evaluations[0].problem.leaves
+        return {name: leaf.numel() for name, leaf in leaves.items()}
+
+    @property
+    def weights(self) -> int:
+        return sum(self.sizes.values())
+
+    @property
+    def products(self) -> float:
+        return expected_products(self.settings.tolerance, self.settings.max_iterations)
+
+    @property
+    def most_repeated(self) -> int:
+        """The size of a weight times its uses, as in a recurrent network; the largest."""
+        return max(
+            len(uses) * self.sizes[name]
+            for evaluation in self.evaluations
+            for name, uses in evaluation.uses.items()
+        )
+
+    @cached_property
+    def blocks(self) -> list[int]:
+        """The sizes of the blocks that go by Lanczos."""
+        by_lanczos = self.gram_pass.by_lanczos
+        sizes = [self.sizes[name] for name in by_lanczos]
+        if self.network and by_lanczos:
+            sizes.append(self.weights)
+        return sizes
+
+    @property
+    def gradients(self) -> float:
+        """The derivatives, in gradients; each of several batches is measured alone, too."""
+        shares = _shares_behind(self.evaluations)
+        whole_network = [1.0] * self.network
+        total = 0.0
+        if self.exact:
+            total = lanczos_gradients([*shares.values(), *whole_network], self.products, exact=True)
+        if self.curvature != "hessian":
+            by_lanczos = self.gram_pass.by_lanczos
+            behind = [shares[name] for name in by_lanczos]
+            if by_lanczos:
+                behind += whole_network
+            total += lanczos_gradients(behind, self.products)
+            total += self._gram_gradients
+        return total * 2 if len(self.evaluations) > 1 else total
+
+    @property
+    def _gram_gradients(self) -> float:
+        """The backward passes of the Gram engine, and its products for layers and network."""
+        if not self.gram_pass.columns:
+            return 0.0
+        products = (1 + self.network) * self.products * COST.gram_product
+        if self.most_repeated > max(self.sizes.values()):
+            products *= 3  # a weight that is used again and again is added up in every product
+        return self.gram_pass.columns * COST.column + products
+
+    def overhead(self, gradient: float) -> float:
+        """The time beside derivatives, in gradients."""
+        problem = self.evaluations[0].problem
+        started = problem.clock()
+        for leaf in problem.leaves.values():
+            random_like(leaf, problem.seed).double()
+        one_pass = problem.clock() - started
+        vectors = self.products**2 * sum(self.blocks) / self.weights
+        passes = COST.passes + COST.orthogonalization * vectors
+        return in_gradients(COST.start_seconds + passes * one_pass, gradient) or 0.0
+
+    @cached_property
+    def saved_bytes(self) -> list[int]:
+        return [_saved_bytes(evaluation) for evaluation in self.evaluations]
+
+    @property
+    def bytes_held(self) -> float:
+        """What is held at a time: graphs, vectors, and what the Gram engine keeps and passes on."""
+        itemsize = self.evaluations[0].problem.dtype.itemsize
+        rows_per_product = COST.exact_rows if self.exact else COST.rows
+        rows = min(self.settings.max_iterations, self.products * rows_per_product)
+        vectors = [
+            size * (rows if size < MEMORY.size_of_large else COST.rows_of_large_block)
+            for size in self.blocks
+        ]
+        numbers = max(vectors, default=0) + 2 * self.most_repeated
+        graphs = COST.exact_graphs if self.exact else COST.graphs
+        columns = self.gram_pass.columns
+        kept_numbers, passed_numbers = _numbers_between(self.evaluations)
+        passed = min(itemsize * columns * passed_numbers, gram.SIZES.signal_bytes)
+        return (
+            graphs * sum(self.saved_bytes)
+            + max(self._bytes_of_checks, itemsize * numbers)
+            + itemsize * self.weights
+            + itemsize * columns * kept_numbers
+            + passed
+        )
+
+    @property
+    def _bytes_of_checks(self) -> int:
+        """A direction or a product, and the weights moved or repeated in float64 with their
+        gradient.
+        """
+        if self.exact:
+            return COST.exact_checks * self.weights
+        itemsize = self.evaluations[0].problem.dtype.itemsize
+        return self.weights * (itemsize + 8) + max(16 * max(self.sizes.values()), 8 * self.weights)
 
 
 def _shares_behind(evaluations: Sequence[Evaluation]) -> dict[str, float]:
-    """The share of the forward that runs after each leaf, counted in operations; 0 for an unused one."""
-    moments = {name: one for name, one in evaluations[0].moments.items() if one is not None}
-    last = int(evaluations[0].loss.grad_fn._sequence_nr())  # type: ignore[union-attr]
-    span = max(1, last - min(moments.values(), default=0))
-    return {name: (last - moments.get(name, last)) / span for name in evaluations[0].moments}
+    """The share of the forward that runs after each leaf, counted in operations.
+
+    0 for an unused one.
+    """
+    moments = evaluations[0].moments
+    first = min((moment for moment in moments.values() if moment is not None), default=0)
+    last = int(evaluations[0].loss.grad_fn._sequence_nr())
+    span = max(1, last - first)
+    return {
+        name: 0.0 if moment is None else (last - moment) / span for name, moment in moments.items()
+    }
 
 
-def _gram_columns(evaluations: Sequence[Evaluation], estimator: str) -> tuple[int, list[str], str]:
-    """The backward passes of the Gram engine, 0 without it; the leaves that go by Lanczos; and why."""
+def _plan_gram_pass(evaluations: Sequence[Evaluation], estimator: str) -> _GramPass:
     unused = unused_leaves(evaluations)
-    others = [name for name in evaluations[0].problem.leaves if name not in unused]
-    refused = "estimator='lanczos' was asked for" if estimator == "lanczos" else None
-    refused = engines.too_many_outputs(evaluations) if estimator == "auto" else refused
-    roots = refused or engines.loss_roots(evaluations)
-    if isinstance(roots, str):
-        return 0, others, roots
-    columns = roots[0].columns.shape[0]
-    lost = set[str]()
-    for one in evaluations:
-        known = {call.name for call in gram.separable_calls(one)}
-        lost |= {name for name in others if name not in known}
-    reason = engines.gram_reason(columns, len(lost), len(others))
-    return (
-        columns if len(lost) < len(others) else 0,
-        [name for name in others if name in lost],
-        reason,
-    )
+    used = tuple(name for name in evaluations[0].problem.leaves if name not in unused)
+    refusal = None
+    if estimator == "lanczos":
+        refusal = "estimator='lanczos' was asked for"
+    elif estimator == "auto":
+        refusal = engine_choice.too_many_outputs(evaluations)
+    factors = refusal or engine_choice.loss_factors(evaluations)
+    if isinstance(factors, str):
+        return _GramPass(0, used, factors)
+    separable = set(used)
+    for evaluation in evaluations:
+        separable &= {call.name for call in gram.separable_calls(evaluation)}
+    by_lanczos = tuple(name for name in used if name not in separable)
+    columns = factors[0].columns.shape[0]
+    reason = engine_choice.gram_reason(columns, len(by_lanczos), len(used))
+    return _GramPass(columns if len(by_lanczos) < len(used) else 0, by_lanczos, reason)
 
 
 def _numbers_between(evaluations: Sequence[Evaluation]) -> tuple[int, int]:
-    """In the outputs of all calls that use a weight, or in its gradients where these are fewer; in all."""
-    calls = {
-        use.node: one.batch.size * one.leaves[name].numel()
-        for one in evaluations
-        for name, uses in one.uses.items()
+    """In the outputs of all calls that use a weight, or in its gradients where these are fewer; in
+    all.
+    """
+    gradients = {
+        use.node: evaluation.batch.size * evaluation.leaves[name].numel()
+        for evaluation in evaluations
+        for name, uses in evaluation.uses.items()
         for use in uses
     }
-    numbers = [math.prod(node._input_metadata[0].shape) for node in calls]
-    return sum(map(min, numbers, calls.values())), sum(numbers)
+    outputs = [math.prod(node._input_metadata[0].shape) for node in gradients]
+    return sum(map(min, outputs, gradients.values())), sum(outputs)
 
 
 def _saved_bytes(evaluation: Evaluation) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.curvature import derivative_check, layer_uses
-from hessinit.curvature.cost import cost_of
+from hessinit.curvature.cost import cost_since
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.probes import ProbeKind, ProbeStream
 from hessinit.errors import ProblemError, check_names, choose, did_you_mean
@@ -222,7 +222,7 @@ def quadratic_form(
         passes.clear()  # their graphs
         facts = {
             **facts_of(problem, evaluations),
-            **cost_of(problem, evaluations, started),
+            **cost_since(started, evaluations),
             "notes": notes,
         }
         return QuadraticForms(layers=layers, directions=kind, draws=draws, **facts)

@@ -11,9 +11,18 @@ from typing import Any
 
 import torch
 
-from hessinit.curvature import derivative_check, engines, rounding_error, shares
+from hessinit.curvature import derivative_check, rounding_error, shares
 from hessinit.curvature import progress as progress_of
+from hessinit.curvature.engine import (
+    Engine,
+    Extremes,
+    LanczosSettings,
+    measure_spectrum,
+    with_rounding,
+)
+from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import Evaluation, unused_leaves
+from hessinit.curvature.lanczos_engine import LanczosEngine
 from hessinit.errors import ProblemError, choose, list_of
 from hessinit.measurement.facts import facts_of
 from hessinit.problem.double_backward import matrix_products
@@ -91,7 +100,7 @@ class Rows:
         evaluations: list[Evaluation],
         curvature: str,
         estimator: str,
-        settings: engines.LanczosSettings,
+        settings: LanczosSettings,
         details: Details | None = None,
     ) -> None:
         self.problem = problem
@@ -106,8 +115,8 @@ class Rows:
         self._precision = ""
         self.main = self._build(self._kind, evaluations)
 
-    def _build(self, kind: str, evaluations: list[Evaluation]) -> engines.Engine:
-        return engines.build_engine(evaluations, kind, self._settings, self._estimator)
+    def _build(self, kind: str, evaluations: list[Evaluation]) -> Engine:
+        return build_engine(evaluations, kind, self._settings, self._estimator)
 
     @property
     def reason(self) -> str:
@@ -115,18 +124,18 @@ class Rows:
         return self.main.reason + self._precision
 
     @cached_property
-    def _engines(self) -> list[engines.Engine]:
+    def _engines(self) -> list[Engine]:
         engines_used = [self.main]
         if self._both:
             engines_used.append(self._build("gauss-newton", self.evaluations))
         if len(self.evaluations) > 1:
             # Each batch alone: how much does the answer depend on the batch?
             for evaluation in self.evaluations:
-                engines_used.append(self._build(self._kind, [evaluation.alone()]))
+                engines_used.append(self._build(self._kind, [evaluation.weighted(1.0)]))
         return engines_used
 
     @cached_property
-    def whole(self) -> engines.Extremes:
+    def whole(self) -> Extremes:
         """The extremes of the network, by the main engine."""
         return self.main.extremes([layer.parameter for layer in self.problem.layers])
 
@@ -145,14 +154,17 @@ class Rows:
         network = Layer("network", "", (), (sum(layer.size for layer in self.problem.layers),))
         extremes = [self.whole]
         for engine in self._engines[1:]:
-            self._settings.done(progress_of.NETWORK)
+            self._settings.report_done(progress_of.NETWORK)
             extremes.append(engine.extremes(names))
         return self._row(network, names, extremes)
 
     def fill(
         self, layers: Sequence[Layer], network: bool, ranks: Ranks | None
     ) -> dict[str, LayerCurvature]:
-        """The rows by parameter; "" is the network, if asked for. In a distributed job: of all ranks."""
+        """The rows by parameter.
+
+        "" is the network, if asked for. In a distributed job: of all ranks.
+        """
 
         def find(names: Collection[str]) -> dict[str, LayerCurvature]:
             rows = self.layers([layer for layer in layers if layer.parameter in names])
@@ -183,7 +195,7 @@ class Rows:
     @contextlib.contextmanager
     def faster(self) -> Iterator[None]:
         """TF32 in matrix products, where the error of its rounding is below the tolerance."""
-        by_lanczos = isinstance(self.main, engines.LanczosEngine)
+        by_lanczos = isinstance(self.main, LanczosEngine)
         problem = self.problem
         has_tf32 = problem.device.type == "cuda" and problem.dtype == torch.float32
         # Kinks magnify rounding.
@@ -192,7 +204,7 @@ class Rows:
                 rounding = rounding_error.relative_rounding(self.evaluations, self._kind, "tf32")
                 errors = [rounding.network, *rounding.layers.values()]
                 largest = max(error.relative for error in errors)
-                if rounding_error.CAUTION * largest <= self._settings.tolerance:
+                if rounding_error.ROUNDING.caution * largest <= self._settings.tolerance:
                     self._rounding[self._kind] = [rounding]
                     self._precision = "; matrix products in TF32"
                     yield
@@ -235,10 +247,8 @@ class Rows:
             **facts_of(self.problem, self.evaluations),
         )
 
-    def _rounded(
-        self, extremes: engines.Extremes, curvature: str, parameter: str
-    ) -> engines.Extremes:
-        """The extremes with the rounding error of the operator; of the whole network without a parameter."""
+    def _rounded(self, extremes: Extremes, curvature: str, parameter: str) -> Extremes:
+        """The extremes with the operator's rounding error; of the network without a parameter."""
         if curvature not in self._rounding:
             rounding = rounding_error.relative_rounding(self.evaluations, curvature)
             self._rounding[curvature] = [rounding]
@@ -247,10 +257,10 @@ class Rows:
             for rounding in self._rounding[curvature]
         ]
         largest = max(errors, key=lambda error: (not error.is_all, error.relative))
-        return engines.with_rounding(extremes, largest, self._settings.tolerance)
+        return with_rounding(extremes, largest, self._settings.tolerance)
 
     def _row(
-        self, layer: Layer, names: Sequence[str], by_engine: Sequence[engines.Extremes]
+        self, layer: Layer, names: Sequence[str], by_engine: Sequence[Extremes]
     ) -> LayerCurvature:
         """A row of the report from the extremes that each engine found."""
         extremes = self._rounded(by_engine[0], self._kind, layer.parameter)
@@ -278,7 +288,7 @@ class Rows:
 
     def _measure_spectrum(self, names: Sequence[str]) -> Mapping[str, Any]:
         operator = self._settings.watched(self.main.operator(names), [progress_of.SPECTRUM])
-        return engines.measure_spectrum(
+        return measure_spectrum(
             operator,
             self._settings,
             top=self._details.top,

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hessinit.curvature.cost import TimedGradient
-from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
+from hessinit.curvature.cost import LossGradient
+from hessinit.curvature.evaluation import Evaluation, weights_in
 from hessinit.measurement.diagnostics import diagnose
 from hessinit.measurement.loss_range import LossOf, deviations_above_constant
 from hessinit.present import words
@@ -50,7 +50,7 @@ def judge_signals(
     problem: FunctionalProblem,
     evaluations: Sequence[Evaluation],
     rows: Sequence[LayerCurvature],
-    gradient: TimedGradient,
+    gradient: LossGradient,
     diagnostics: Mapping[str, Diagnostics] | None = None,
 ) -> dict[str, Any]:
     """The report's findings that depend on no learning rate, and its norm of the gradient.
@@ -59,8 +59,6 @@ def judge_signals(
     in LoRA, keep it from the layers before them for a step or two. `diagnostics` are those of
     `diagnose`, if known.
     """
-    for one in evaluations:
-        one.forget()  # on a GPU the graph may belong to another stream
     first = evaluations[:1]
     gradients = gradient.by_leaf
     found = diagnose(problem, first, gradients=False) if diagnostics is None else diagnostics
@@ -190,7 +188,7 @@ def _without_gradient(evaluation: Evaluation, gradients: Mapping[str, Tensor]) -
                 own = weights[name].detach()
                 way = _scaled(gradient)
                 weights[name] = own - _STEP * (float(own.norm()) or 1.0) * way / way.norm()
-        moved = evaluate_at(evaluation, weights)
+        moved = evaluation.at_weights(weights)
         found = torch.autograd.grad(moved.loss, list(moved.leaves.values()), materialize_grads=True)
         gradients = dict(zip(moved.leaves, found, strict=True))
         nil = [name for name in nil if not bool(gradients[name].any())]

@@ -1,4 +1,4 @@
-"""Nested inputs and targets: tensors inside tuples, lists, dicts, named tuples, dataclasses and the like."""
+"""Nested inputs and targets: tensors inside tuples, lists, dicts, named tuples, dataclasses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hessinit.problem.preserve import untouched_random_state, untouched_sources
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
-    """The same structure with `function` applied to every tensor in it; anything else is passed through."""
+    """The same structure with `function` applied to every tensor in it."""
     if isinstance(structure, Tensor):
         return function(structure)
     if isinstance(structure, Mapping):
@@ -37,12 +37,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
     if isinstance(structure, (list, tuple)):
         return type(structure)(map_tensors(function, value) for value in structure)
     if dataclasses.is_dataclass(structure) and not isinstance(structure, type):
-        own = {
-            one.name: getattr(structure, one.name)
-            for one in dataclasses.fields(structure)
-            if one.init
-        }
-        return dataclasses.replace(structure, **map_tensors(function, own))
+        fields_of = dataclasses.fields(structure)
+        values = {field.name: getattr(structure, field.name) for field in fields_of if field.init}
+        return dataclasses.replace(structure, **map_tensors(function, values))
     return structure
 
 
@@ -71,16 +68,19 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """What a mean loss averages over: the examples, or the rows of targets flattened over positions."""
-        counts = [len(one) for one in tensors_in(self.targets) if one.ndim]
-        return counts[0] if len(counts) == 1 and counts[0] % self.size == 0 else self.size
+        """What a mean loss averages over: examples, or rows of targets flattened over positions."""
+        counts = [len(tensor) for tensor in tensors_in(self.targets) if tensor.ndim]
+        if len(counts) == 1 and counts[0] % self.size == 0:
+            return counts[0]
+        return self.size
 
     def take(self, examples: Tensor) -> Batch:
-        """Only these examples: every tensor whose first dimension counts the examples is indexed."""
+        """Only these examples of every tensor whose first dimension counts the examples."""
 
         def pick(tensor: Tensor) -> Tensor:
-            follows = tensor.ndim > 0 and tensor.shape[0] == self.size
-            return tensor[examples.to(tensor.device)] if follows else tensor
+            if tensor.ndim == 0 or tensor.shape[0] != self.size:
+                return tensor
+            return tensor[examples.to(tensor.device)]
 
         return Batch(map_tensors(pick, self.inputs), map_tensors(pick, self.targets), len(examples))
 
@@ -89,13 +89,30 @@ class Batch:
         return torch.arange(0, self.size, min(8, max(1, self.size // 4)))
 
     def joined_targets(self, other: Batch) -> Batch | None:
-        """The targets of both, one after the other, without inputs; None where they do not fit together."""
-        return join_batches([Batch(None, one.targets, one.size) for one in (self, other)])
+        """The targets of both, one after the other, without inputs; None if they do not fit."""
+        return join_batches([Batch(None, batch.targets, batch.size) for batch in (self, other)])
+
+
+def part_of(batch: Batch, examples: Tensor) -> Batch:
+    """Some of the examples, of targets that may be flat.
+
+    Flat targets have several entries in a row for each example, as in text.
+    """
+
+    def pick(tensor: Tensor) -> Tensor:
+        entries, excess = divmod(len(tensor), batch.size) if tensor.ndim else (0, 1)
+        if excess or entries < 2:
+            return tensor
+        by_example = tensor.unflatten(0, (batch.size, entries))
+        return by_example[examples.to(tensor.device)].flatten(0, 1)
+
+    taken = batch.take(examples)
+    return Batch(taken.inputs, map_tensors(pick, taken.targets), taken.size)
 
 
 def join_batches(batches: Sequence[Batch]) -> Batch | None:
-    """The examples of all batches, one after the other; None where they do not fit together."""
-    content = [(one.inputs, one.targets) for one in batches]
+    """The examples of all batches, one after the other; None if they do not fit together."""
+    content = [(batch.inputs, batch.targets) for batch in batches]
     try:
         joined = iter([torch.cat(column) for column in zip(*map(tensors_in, content), strict=True)])
     except (RuntimeError, ValueError):
@@ -103,56 +120,57 @@ def join_batches(batches: Sequence[Batch]) -> Batch | None:
     inputs, targets = map_tensors(lambda _: next(joined), content[0])
     if next(joined, None) is not None:  # packed sequences hold more than is mapped
         return None
-    return Batch(inputs, targets, sum(one.size for one in batches))
+    return Batch(inputs, targets, sum(batch.size for batch in batches))
 
 
 def read_batches(batch: Any) -> list[tuple[str, Batch]]:
-    """`(inputs, targets)`, or any finite iterable of such pairs, as batches with their names in errors."""
+    """`(inputs, targets)`, or a finite iterable of such pairs, as batches with a prefix for errors."""
     if _is_pair(batch):
         return [("", _count(batch[0], batch[1], ""))]
     if isinstance(batch, (Tensor, Mapping, str)) or not isinstance(batch, Iterable):
         raise ProblemError(
-            f"batch is a {type(batch).__name__}; it must be (inputs, targets), or an iterable of such pairs, "
-            "as a DataLoader is. For a loss that needs no targets, pass (inputs, None); for a dict b, "
-            "(b, b['labels']), with forward= for a model that takes inputs by name."
+            f"batch is a {type(batch).__name__}; it must be (inputs, targets), or an iterable of "
+            "such pairs, as a DataLoader is. For a loss that needs no targets, pass (inputs, "
+            "None); for a dict b, (b, b['labels']), with forward= for a model that takes inputs by "
+            "name."
         )
     pairs = read_few(batch, "one (inputs, targets) pair")
     for index, pair in enumerate(pairs):
         if isinstance(pair, (tuple, list)) and len(pair) == 2:
             continue
         if isinstance(batch, (tuple, list)) and all(isinstance(item, Tensor) for item in batch):
-            why = f"batch is a {type(batch).__name__} of {len(batch)} tensors; it must be (inputs, targets)"
-            way = (
-                "Group several inputs: ((x1, x2), targets), with forward=lambda model, x: model(*x)"
+            raise ProblemError(
+                f"batch is a {type(batch).__name__} of {len(batch)} tensors; it must be (inputs, "
+                "targets). Group several inputs: ((x1, x2), targets), with "
+                "forward=lambda model, x: model(*x)."
             )
-            raise ProblemError(f"{why}. {way}.")
         raise ProblemError(
-            f"batch {index} is a {type(pair).__name__}; every batch must be a pair (inputs, targets). Make "
-            "pairs of dicts: ((b, b['labels']) for b in loader), with forward= for a model that takes inputs "
-            "by name."
+            f"batch {index} is a {type(pair).__name__}; every batch must be a pair (inputs, "
+            "targets). Make pairs of dicts: ((b, b['labels']) for b in loader), with forward= for "
+            "a model that takes inputs by name."
         )
-    places = [f"batch {index}: " for index in range(len(pairs))]
+    prefixes = [f"batch {index}: " for index in range(len(pairs))]
     return [
-        (place, _count(pair[0], pair[1], place)) for place, pair in zip(places, pairs, strict=True)
+        (prefix, _count(inputs, targets, prefix))
+        for prefix, (inputs, targets) in zip(prefixes, pairs, strict=True)
     ]
 
 
 def read_few(batches: Iterable[Any], minimum: str) -> list[Any]:
-    """All that an iterable gives: at least one, not endlessly many.
-
-    Nobody's random numbers are used up.
-    """
+    """The items of an iterable, at least one and not endlessly many; no generator moves on."""
     with untouched_random_state(), untouched_sources(batches):
-        found = list(itertools.islice(batches, MOST_BATCHES + 1))
-    if not found:
-        why = f"batch is an empty iterable; it must hold at least {minimum}"
+        items = list(itertools.islice(batches, MOST_BATCHES + 1))
+    if not items:
         raise ProblemError(
-            f"{why}. An iterator is empty once it was read: pass the loader or list itself."
+            f"batch is an empty iterable; it must hold at least {minimum}. An iterator is empty "
+            "once it was read: pass the loader or list itself."
         )
-    if len(found) > MOST_BATCHES:
-        why = f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once"
-        raise ProblemError(f"{why}; a few tell the curvature: pass itertools.islice(batch, 8).")
-    return found
+    if len(items) > MOST_BATCHES:
+        raise ProblemError(
+            f"batch gives more than {MOST_BATCHES} batches, and all are held in memory at once; a "
+            "few tell the curvature: pass itertools.islice(batch, 8)."
+        )
+    return items
 
 
 def _is_pair(batch: Any) -> bool:
@@ -161,73 +179,80 @@ def _is_pair(batch: Any) -> bool:
     def has_two(item: Any) -> bool:
         return isinstance(item, (tuple, list)) and len(item) == 2
 
+    def is_batch(item: Any) -> bool:
+        return isinstance(item, Mapping) or dataclasses.is_dataclass(item) or has_two(item)
+
     # ((x1, x2), y) is one batch with two inputs; ((x, y), (x, y)) can only be two batches if it is
     # a list.
-    batches = isinstance(batch, list) and all(
-        isinstance(one, Mapping) or dataclasses.is_dataclass(one) or has_two(one) for one in batch
-    )
-    return has_two(batch) and not batches
+    lists_batches = isinstance(batch, list) and all(map(is_batch, batch))
+    return has_two(batch) and not lists_batches
 
 
-def _count(inputs: Any, targets: Any, place: str) -> Batch:
-    given = [tuple(tensor.shape) for tensor in tensors_in(inputs) if tensor.ndim > 0]
-    targeted = [tuple(tensor.shape) for tensor in tensors_in(targets) if tensor.ndim > 0]
-    if not given and not targeted:
-        what = f"inputs are of type {type(inputs).__name__} and targets of type {type(targets).__name__}"
+def _count(inputs: Any, targets: Any, prefix: str) -> Batch:
+    input_shapes = [tuple(tensor.shape) for tensor in tensors_in(inputs) if tensor.ndim > 0]
+    target_shapes = [tuple(tensor.shape) for tensor in tensors_in(targets) if tensor.ndim > 0]
+    if not input_shapes and not target_shapes:
         raise ProblemError(
-            f"{place}{what}: neither holds a tensor whose first dimension counts examples. Convert arrays "
-            "with torch.as_tensor, and give a single example a first dimension of 1."
+            f"{prefix}inputs are of type {type(inputs).__name__} and targets of type "
+            f"{type(targets).__name__}: neither holds a tensor whose first dimension counts "
+            "examples. Convert arrays with torch.as_tensor, and give a single example a first "
+            "dimension of 1."
         )
-    size = _examples(given, targeted)
+    size = _examples(input_shapes, target_shapes)
     if size == 0:
-        why = f"{place}the batch is empty (it holds a tensor of shape {(targeted or given)[0]})"
-        raise ProblemError(f"{why}; pass at least one example.")
+        raise ProblemError(
+            f"{prefix}the batch is empty (it holds a tensor of shape "
+            f"{(target_shapes or input_shapes)[0]}); pass at least one example."
+        )
     if size is None:
         raise ProblemError(
-            f"{place}inputs have {given[0][0]} examples (shape {given[0]}) and targets {targeted[0][0]} "
-            f"(shape {targeted[0]}); both must count the same examples along the first dimension. Cut one "
-            "to the other, or transpose it."
+            f"{prefix}inputs have {input_shapes[0][0]} examples (shape {input_shapes[0]}) and "
+            f"targets {target_shapes[0][0]} (shape {target_shapes[0]}); both must count the same "
+            "examples along the first dimension. Cut one to the other, or transpose it."
         )
     return Batch(inputs, targets, size)
 
 
-def _examples(given: list[tuple[int, ...]], targeted: list[tuple[int, ...]]) -> int | None:
-    """How many examples tensors of these shapes hold; None when inputs and targets contradict each other."""
-    if not given or not targeted:
-        return (given or targeted)[0][0]
-    size = targeted[0][0]
-    first = given[0][0]
-    counts = [shape[0] for shape in targeted]
-    for shape in given:
-        if shape[0] in counts:
+def _examples(
+    input_shapes: list[tuple[int, ...]], target_shapes: list[tuple[int, ...]]
+) -> int | None:
+    """How many examples tensors of these shapes hold; None if inputs and targets contradict."""
+    if not input_shapes or not target_shapes:
+        return (input_shapes or target_shapes)[0][0]
+    first_input = input_shapes[0][0]
+    first_target = target_shapes[0][0]
+    target_counts = [shape[0] for shape in target_shapes]
+    for shape in input_shapes:
+        if shape[0] in target_counts:
             return shape[0]
-    if any(size in shape[1:2] and shape[0] > 1 for shape in given):
-        return size  # time first, as recurrent layers like it
-    if first and size % first == 0:
-        return first  # targets flattened over examples and positions, as language models like them
-    if len(given) == len(targeted) == 1:
+    if any(first_target in shape[1:2] and shape[0] > 1 for shape in input_shapes):
+        return first_target  # time first, as recurrent layers like it
+    if first_input and first_target % first_input == 0:
+        return first_input  # targets flattened over examples and positions, as in language models
+    if len(input_shapes) == len(target_shapes) == 1:
         return None
-    # Nested ones may count anything (the nodes of graphs, the words of bags): only the model can
+    # Nested inputs may count anything (the nodes of graphs, the words of bags): only the model can
     # tell.
-    return first if len(given) == 1 else size
+    return first_input if len(input_shapes) == 1 else first_target
 
 
 def cast(structure: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Floating-point and complex tensors in `dtype`, everything on `device`; copies only what has to change.
+    """Floating-point and complex tensors in `dtype`, all on `device`.
 
-    Where some are on `device` already, the others stay: the lengths of packed sequences belong on
+    Copies only what has to change.
+
+    Where some are on `device` already, the rest stays: the lengths of packed sequences belong on
     the CPU.
     """
     placed = any(tensor.device == device for tensor in tensors_in(structure))
+    destination = None if placed else device
 
     def convert(tensor: Tensor) -> Tensor:
-        kind = (
-            dtype
-            if tensor.is_floating_point()
-            else dtype.to_complex()
-            if tensor.is_complex()
-            else None
-        )
-        return tensor.detach().to(device=None if placed else device, dtype=kind)
+        kind = None
+        if tensor.is_floating_point():
+            kind = dtype
+        elif tensor.is_complex():
+            kind = dtype.to_complex()
+        return tensor.detach().to(device=destination, dtype=kind)
 
     return map_tensors(convert, structure)

@@ -29,7 +29,7 @@ def _weight_norm(direction: Tensor, length: Tensor, dim: int = 0) -> Tensor:
         norm = direction.norm()
     else:
         rows = direction.transpose(0, dim).flatten(1).norm(dim=1)
-        norm = rows.view([-1 if place == dim else 1 for place in range(direction.ndim)])
+        norm = rows.view([-1 if axis == dim else 1 for axis in range(direction.ndim)])
     return direction * (length / norm)
 
 
@@ -45,23 +45,24 @@ def _embedding_bag(
     refused = ("max_norm", "scale_grad_by_freq", "per_sample_weights", "include_last_offset")
     if mode == "max" or any(options.get(name) not in (None, False) for name in refused):
         raise ProblemError(
-            f"EmbeddingBag has no second derivative with mode='max' or any of {', '.join(refused)}; use "
-            "mode='sum' or 'mean' without these options, or leave it out (layers=)."
+            "EmbeddingBag has no second derivative with mode='max' or any of "
+            f"{', '.join(refused)}; use mode='sum' or 'mean' without these options, or leave it "
+            "out (layers=)."
         )
     if offsets is None:
         offsets = torch.arange(0, input.numel(), input.shape[1], device=input.device)
     flat = input.flatten()
     bags = torch.searchsorted(offsets, torch.arange(len(flat), device=flat.device), right=True) - 1
     rows = F.embedding(flat, weight, padding)
-    kept = torch.ones_like(flat, dtype=rows.dtype)
+    counted = torch.ones_like(flat, dtype=rows.dtype)
     if padding is not None:
-        kept = (flat != padding % weight.shape[0]).to(rows.dtype)
+        counted = (flat != padding % weight.shape[0]).to(rows.dtype)
     sums = rows.new_zeros(len(offsets), weight.shape[1]).index_add(
-        0, bags, rows * kept.unsqueeze(1)
+        0, bags, rows * counted.unsqueeze(1)
     )
     if mode == "sum":
         return sums
-    sizes = kept.new_zeros(len(offsets)).index_add(0, bags, kept)
+    sizes = counted.new_zeros(len(offsets)).index_add(0, bags, counted)
     return sums / sizes.clamp(min=1).unsqueeze(1)
 
 
@@ -77,9 +78,10 @@ def _embedding(
     """A sparse gradient cannot be differentiated again; the dense one holds the same numbers."""
     if scale_grad_by_freq or max_norm is not None:
         raise ProblemError(
-            f"an Embedding has scale_grad_by_freq={scale_grad_by_freq} and max_norm={max_norm}: the first "
-            "divides its gradient by how often each word comes, the second rewrites its weight in the "
-            "forward, so that what is trained has no Hessian. Measure without these two."
+            f"an Embedding has scale_grad_by_freq={scale_grad_by_freq} and max_norm={max_norm}: "
+            "the first divides its gradient by how often each word comes, the second rewrites its "
+            "weight in the forward, so that what is trained has no Hessian. Measure without these "
+            "two."
         )
     return F.embedding(input, weight, padding_idx)
 
@@ -110,22 +112,22 @@ _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """The model in train or eval mode, as its own `train` understands it; every module gets its own back."""
+    """The model in train or eval mode, as its own `train` understands it; put back on leaving."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.train(training)
         yield
     finally:
-        for module, was in modes:
-            module.training = was
+        for module, training_before in modes:
+            module.training = training_before
 
 
 @contextlib.contextmanager
 def twice_differentiable(model: nn.Module, *, tf32: bool = False) -> Iterator[None]:
-    """Run the forward with kernels that have a second derivative, in full precision or TF32, no autocast.
+    """Run the forward with kernels that have a second derivative, without autocast.
 
-    Fused attention and cuDNN's recurrent kernels have only a first one, oneDNN's not in every
-    version. Only switches of torch are set, and all are put back on leaving.
+    Products are in full precision or TF32. Fused attention and cuDNN's recurrent kernels have only
+    a first derivative, oneDNN's not in every version. Only switches of torch are set, and all are put back on leaving.
     """
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with contextlib.ExitStack() as stack:
@@ -147,9 +149,8 @@ def twice_differentiable(model: nn.Module, *, tf32: bool = False) -> Iterator[No
             # derivative.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if default_device().type != "cpu":
-            stack.enter_context(
-                torch.device("cpu")
-            )  # for our own vectors; the forward gets the user's back
+            # For our own vectors; the forward gets the user's back.
+            stack.enter_context(torch.device("cpu"))
         stack.enter_context(matrix_products(tf32=tf32))
         if torch.cuda.is_available():
             cudnn = torch.backends.cudnn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -54,6 +55,7 @@ class FirstCall:
     loss: Tensor
     drew: bool  # random numbers
     casts_output: bool  # to a lower precision than that of the weights, as logits.float()
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,10 @@ class FunctionalProblem:
 
     @torch.inference_mode(False)
     def at_present_weights(self, check: bool) -> FunctionalProblem:
-        """The same problem for the values that the parameters have now; all else must be as it was."""
+        """The same problem for the values that the parameters have now.
+
+        All else must be as it was.
+        """
         check_values(self.model, self.layers)
         other = copy.copy(self)
         other._start_again(check)
@@ -145,10 +150,10 @@ class FunctionalProblem:
     def rows(self) -> int:
         return sum(batch.rows for batch in self.batches)
 
-    def _convert(self, place: str, read: Batch) -> Batch:
-        inputs = cast(read.inputs, self.dtype, self.device)
-        validate.check_finite_inputs(inputs, place)
-        return Batch(inputs, read.targets, read.size)
+    def _convert(self, prefix: str, batch: Batch) -> Batch:
+        inputs = cast(batch.inputs, self.dtype, self.device)
+        validate.check_finite_inputs(inputs, prefix)
+        return Batch(inputs, batch.targets, batch.size)
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
@@ -185,12 +190,20 @@ class FunctionalProblem:
 
     def output_and_loss(self, batch: Batch, inspect: Callable[[Tensor], None]) -> FirstCall:
         """Both of one call, as in training; `inspect` may refuse the output."""
+        started = self.clock()
         weights = self._own_weights()
         with self._with_model(weights, 0) as stand_ins:
             call = self._call_model(batch, 0, weights, stand_ins, plain=False)
             inspect(call.output)
             loss, loss_drew = self._call_loss(call.output, batch, 0)
-        return FirstCall(call.output, loss, call.drew or loss_drew, call.casts_output)
+        seconds = self.clock() - started
+        return FirstCall(call.output, loss, call.drew or loss_drew, call.casts_output, seconds)
+
+    def clock(self) -> float:
+        """The time in seconds, once the device has done its work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
     def output_and_gradients(
         self, batch: Batch, weights: Mapping[str, Tensor], names: Sequence[str]

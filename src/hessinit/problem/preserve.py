@@ -1,4 +1,4 @@
-"""The user's state while their code runs: stand-ins for everything it may change; generators restored."""
+"""The user's state while their code runs: stand-ins for all that it may change, and the way back."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import traceback
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy
@@ -36,7 +37,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 # Signals whose handlers raise: Ctrl-C, a timeout, a request to end.
-_SIGNALS = [one for one in signal.Signals if one.name in {"SIGINT", "SIGALRM", "SIGTERM"}]
+_SIGNALS = [number for number in signal.Signals if number.name in {"SIGINT", "SIGALRM", "SIGTERM"}]
 # Our modules that call the user's code where it may take long, and where nothing is being put back.
 _CALLERS = tuple(
     f"hessinit.{name}"
@@ -47,7 +48,7 @@ _arrived: dict[int, Callable[[], Any]] = {}  # the calls of their handlers that 
 
 
 def uninterrupted(verb: Verb) -> Verb:
-    """The verb, which no signal cuts in half; every public one that runs the user's model is decorated so.
+    """The verb, which no signal cuts in half; decorates every verb that runs the user's model.
 
     Ctrl-C raises between any two instructions of the main thread, in `finally` and `__exit__` too,
     and in those of torch. While the verb works, the handlers of signals are called only where an
@@ -93,7 +94,7 @@ def _receive(handler: Callable[..., Any], number: int, frame: types.FrameType | 
     is.
     """
     _arrived[number] = functools.partial(handler, number, frame)
-    names = [str(one.f_globals.get("__name__")) for one, _ in traceback.walk_stack(frame)]
+    names = [str(caller.f_globals.get("__name__")) for caller, _ in traceback.walk_stack(frame)]
     library = sys.stdlib_module_names - {"concurrent", "contextlib"}
     inner = next((name for name in names if name.partition(".")[0] not in library), "")
     caller = next((name for name in names if name.startswith("hessinit.")), _CALLERS[0])
@@ -106,9 +107,13 @@ def _receive(handler: Callable[..., Any], number: int, frame: types.FrameType | 
 
 @contextlib.contextmanager
 def untouched_random_state(device: torch.device | None = None) -> Iterator[None]:
-    """Restore every global generator on exit; reading a DataLoader draws, even without shuffling."""
+    """Restore every global generator on exit.
+
+    Reading a DataLoader draws, even without shuffling.
+    """
     with _ONE_AT_A_TIME:
-        rewinds = [_rewind(one) for one in (random, numpy.random, *_torch_generators(device))]
+        generators = (random, numpy.random, *_torch_generators(device))
+        rewinds = [_rewind(generator) for generator in generators]
         try:
             yield
         finally:
@@ -135,7 +140,7 @@ def _torch_generators(device: torch.device | None) -> list[torch.Generator]:
 
 
 class Draws:
-    """All generators that a forward on `device` may draw from, seeded; `happened()` says whether it did."""
+    """All generators that a forward on `device` may draw from, seeded, and whether it drew."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         # torch.manual_seed would reach every device, also those that nobody puts back.
@@ -203,38 +208,30 @@ class UserState:
 
     def __init__(self, *roots: Any, beside: UserState | None = None) -> None:
         """What `beside` has found is excluded; `meets_it` says whether `roots` reach any of it."""
-        known: dict[int, Any] = {} if beside is None else beside._known
-        found, self.meets_it = _reachable(roots, _belongs_to_the_function, known)
-        self._known: dict[int, Any] = {**known, **found}
-        if unset := [
-            one
-            for one in found.values()
-            if isinstance(one, contextvars.ContextVar) and not _held(one)
-        ]:
-            raise ProblemError(
-                f"the ContextVar {unset[0].name!r} has no value, and one that is set cannot be taken back. "
-                "Set it before, or give it a default."
-            )
-        self._holders = [
-            _Holder(one)
-            for one in found.values()
-            if isinstance(one, (*_CONTAINERS, *_CELLS, type, types.FunctionType))
-        ]
-        self._holders += [
-            _Holder(namespace, names)
-            for one in found.values()
-            if isinstance(one, types.FunctionType)
-            for namespace, names in _namespaces(one)
-        ]
+        excluded: dict[int, Any] = {} if beside is None else beside._known
+        reached, self.meets_it = _reachable(roots, _belongs_to_the_function, excluded)
+        self._known: dict[int, Any] = {**excluded, **reached}
+        objects = list(reached.values())
+        for variable in objects:
+            if isinstance(variable, contextvars.ContextVar) and not _held(variable):
+                raise ProblemError(
+                    f"the ContextVar {variable.name!r} has no value, and one that is set cannot be "
+                    "taken back. Set it before, or give it a default."
+                )
+        functions = [value for value in objects if isinstance(value, types.FunctionType)]
+        stores = (*_CONTAINERS, *_CELLS, type, types.FunctionType)
+        self._holders = [_Holder(value) for value in objects if isinstance(value, stores)]
+        for function in functions:
+            self._holders += [
+                _Holder(namespace, names) for namespace, names in _namespaces(function)
+            ]
         # Backward hooks belong to training, and may change the derivatives that they see: they are
         # off.
-        modules = [vars(one) for one in found.values() if isinstance(one, nn.Module)]
-        hooks = [
-            module[kind]
-            for module in modules
-            for kind in ("_backward_hooks", "_backward_pre_hooks")
-        ]
-        self._resting = [_Holder(table) for table in [*hooks, *_HOOKS_OF_ALL] if table]
+        tables = list(_HOOKS_OF_ALL)
+        for module in objects:
+            if isinstance(module, nn.Module):
+                tables += [module._backward_hooks, module._backward_pre_hooks]
+        self._resting = [_Holder(table) for table in tables if table]
 
     @contextlib.contextmanager
     def with_stand_ins(
@@ -261,51 +258,73 @@ class UserState:
                 raise
 
     def restore(self) -> None:
-        """Put back what every container, object and closure held; not what was written into a tensor."""
+        """Put back what every container, object and closure held, not the content of tensors."""
         for holder in (*self._holders, *self._resting):
             holder.restore()
 
 
+@dataclass(frozen=True)
+class _ParameterState:
+    """A parameter and what training changes of it."""
+
+    parameter: nn.Parameter
+    data: Tensor
+    values: Tensor
+    grad: Tensor | None
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter) -> _ParameterState:
+        data = parameter.data
+        return cls(parameter, data, data.clone(), parameter.grad, parameter.requires_grad)
+
+    def restore(self, values: Tensor | None = None) -> None:
+        parameter = self.parameter
+        parameter.data = self.data
+        self.data.copy_(self.values if values is None else values)
+        parameter.grad = self.grad
+        parameter.requires_grad_(self.requires_grad)
+
+
 class ModelState:
-    """All that training changes: weights, gradients and flags of a model, and the state of its functions."""
+    """All that training changes: a model's weights, gradients, flags, and the state of functions."""
 
     def __init__(self, model: nn.Module, *functions: Any) -> None:
         self._state = UserState(model, *functions)
-        own = model.parameters()
-        self._found = [
-            (one, one.data, one.data.clone(), one.grad, one.requires_grad) for one in own
-        ]
-        self.chosen: Sequence[Tensor] | None = (
-            None  # the weights that `untouched_model` leaves behind
-        )
+        self._parameters = [_ParameterState.of(parameter) for parameter in model.parameters()]
+        self.chosen: Sequence[Tensor] | None = None
+
+    def choose(self, weights: Sequence[Tensor] | None) -> None:
+        """Let `untouched_model` leave these weights behind in place of the old ones."""
+        self.chosen = weights
 
     def restore(self, weights: Sequence[Tensor] | None = None) -> None:
         """Restore everything, bit for bit, with other `weights` if they are given."""
         self._state.restore()
-        for place, (parameter, data, values, grad, requires_grad) in enumerate(self._found):
-            parameter.data = data
-            data.copy_(values if weights is None else weights[place])
-            parameter.grad = grad
-            parameter.requires_grad_(requires_grad)
+        for number, state in enumerate(self._parameters):
+            state.restore(None if weights is None else weights[number])
 
     @contextlib.contextmanager
     def with_stand_ins(self, seed: int, weights: Sequence[Tensor] | None = None) -> Iterator[None]:
-        """Start from this state, with other `weights` if they are given; all else is a copy until the exit.
+        """Start from this state, or from `weights`.
+
+        All but the parameters is a copy until the exit.
 
         The parameters are the user's own, without gradients, and are not restored on exit.
         """
         self.restore(weights)
-        own = {one.untyped_storage().data_ptr() for one, *_ in self._found}
+        memory = {state.data.untyped_storage().data_ptr() for state in self._parameters}
 
         def convert(tensor: Tensor) -> Tensor:
             # A view of a weight must follow it. Any other leaf would collect a gradient.
-            if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in own:
+            is_strided = tensor.layout is torch.strided
+            if is_strided and tensor.untyped_storage().data_ptr() in memory:
                 return tensor
             return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
         with self._state.with_stand_ins(convert, seed, hooks=True):
-            for parameter, *_ in self._found:
-                parameter.grad = None
+            for state in self._parameters:
+                state.parameter.grad = None
             yield
 
 
@@ -313,20 +332,23 @@ class ModelState:
 def untouched_model(model: nn.Module, *functions: Any) -> Iterator[ModelState]:
     """Restore the model, the state of the functions and every global generator on exit.
 
-    After success the model gets the weights that were assigned to `chosen`, if any.
+    After success the model gets the weights that `choose` was told, if any.
     """
-    found = ModelState(model, *functions)
+    state = ModelState(model, *functions)
     weights = None
     try:
         with untouched_random_state():
-            yield found
-        weights = found.chosen
+            yield state
+        weights = state.chosen
     finally:
-        found.restore(weights)
+        state.restore(weights)
 
 
 class StandIns:
-    """Stand-ins for tensors, arrays and generators; what is reached in two ways has one stand-in."""
+    """Stand-ins for tensors, arrays and generators.
+
+    What is reached in two ways has one stand-in.
+    """
 
     def __init__(self, convert: Convert, seed: int) -> None:
         self._convert = convert
@@ -347,9 +369,8 @@ class StandIns:
             return self._convert(value)
         if isinstance(value, _ARRAYS):
             return copy.copy(value)
-        if isinstance(
-            value, _CACHE
-        ):  # what it keeps of these weights, in this precision, goes with it
+        if isinstance(value, _CACHE):
+            # What it keeps of these weights, in this precision, goes with it.
             return functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
         if _is_iterator(value):
             return map(_refuse_reading, [value])
@@ -363,22 +384,21 @@ class StandIns:
 
 
 class _Holder:
-    """A container, an object's `__dict__`, a cell, a class, a function's defaults or globals; its content."""
+    """What a container, an object's `__dict__`, a cell, a class or a function held."""
 
     def __init__(self, store: Any, names: list[str] | None = None) -> None:
         self.store = store
         self._names = _state_names(store) if isinstance(store, type) else names
         self._keys, self._values = map(list, self._read())
-        exchanged = enumerate(
-            self._values if isinstance(store, type) or type(store) in _EXCHANGED else ()
-        )
-        self._places = [place for place, value in exchanged if _needs_stand_in(value)]
+        exchanges = isinstance(store, type) or type(store) in _EXCHANGED
+        values = self._values if exchanges else []
+        self._positions = [n for n, value in enumerate(values) if _needs_stand_in(value)]
 
     def exchange(self, stand_in: Callable[[Any], Any]) -> None:
-        if self._places:
+        if self._positions:
             values = list(self._values)
-            for place in self._places:
-                values[place] = stand_in(values[place])
+            for position in self._positions:
+                values[position] = stand_in(values[position])
             self._write(values)
 
     def restore(self) -> None:
@@ -387,38 +407,41 @@ class _Holder:
             self._write(self._values)
 
     def _read(self) -> tuple[Collection[Any], Collection[Any]]:
-        one = vars(self.store) if isinstance(self.store, type) else self.store
-        if isinstance(one, (dict, types.MappingProxyType)):
-            names = self._names
-            return (
-                (one, one.values()) if names is None else (names, [one.get(name) for name in names])
-            )
-        if isinstance(one, _CELLS):
-            return [], _held(one)
-        return [], list((one.__defaults__ or ()) if isinstance(one, types.FunctionType) else one)
+        store = self.store
+        if isinstance(store, type):
+            store = vars(store)
+        if isinstance(store, (dict, types.MappingProxyType)):
+            if self._names is None:
+                return store, store.values()
+            return self._names, [store.get(name) for name in self._names]
+        if isinstance(store, _CELLS):
+            return [], _held(store)
+        if isinstance(store, types.FunctionType):
+            return [], list(store.__defaults__ or ())
+        return [], list(store)
 
     def _write(self, values: list[Any]) -> None:
-        one = self.store
-        if isinstance(one, types.CellType):
-            one.cell_contents = values[0]
-        elif isinstance(one, contextvars.ContextVar):
-            one.set(values[0])
-        elif isinstance(one, type):
+        store = self.store
+        if isinstance(store, types.CellType):
+            store.cell_contents = values[0]
+        elif isinstance(store, contextvars.ContextVar):
+            store.set(values[0])
+        elif isinstance(store, type):
             for name, value in zip(self._keys, values, strict=True):
-                setattr(one, name, value)
-        elif isinstance(one, types.FunctionType):
-            one.__defaults__ = tuple(values)
-        elif isinstance(one, dict):
-            if self._names is None and not _same(one, self._keys):
-                one.clear()
-            one.update(zip(self._keys, values, strict=True))
+                setattr(store, name, value)
+        elif isinstance(store, types.FunctionType):
+            store.__defaults__ = tuple(values)
+        elif isinstance(store, dict):
+            if self._names is None and not _same(store, self._keys):
+                store.clear()
+            store.update(zip(self._keys, values, strict=True))
         else:
-            one.clear()
-            (one.update if isinstance(one, set) else one.extend)(values)
+            store.clear()
+            (store.update if isinstance(store, set) else store.extend)(values)
 
 
-def _same(some: Collection[Any], others: Collection[Any]) -> bool:
-    return len(some) == len(others) and all(map(operator.is_, some, others))
+def _same(first: Collection[Any], second: Collection[Any]) -> bool:
+    return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -426,9 +449,8 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _needs_stand_in(value: Any) -> bool:
-    if (
-        isinstance(value, tuple) and type(value).__module__ != "torch"
-    ):  # torch.Size and what torch returns
+    # Not torch.Size and what torch returns.
+    if isinstance(value, tuple) and type(value).__module__ != "torch":
         return len(value) <= _MOST_IN_ONE and any(map(_needs_stand_in, value))
     # Not what is derived from Random: that of the system has no seed.
     return (
@@ -444,9 +466,9 @@ def _is_iterator(value: Any) -> bool:
 
 def _refuse_reading(iterator: Any) -> None:
     raise ProblemError(
-        f"the forward, the loss or the data read a {type(iterator).__name__}, and what it has given cannot "
-        "be put back: training would miss it. Keep a list or a number in its place, or pass the batches as "
-        "a list."
+        f"the forward, the loss or the data read a {type(iterator).__name__}, and what it has "
+        "given cannot be put back: training would miss it. Keep a list or a number in its place, "
+        "or pass the batches as a list."
     )
 
 
@@ -469,22 +491,31 @@ def _draw(generator: Any) -> float:
 @contextlib.contextmanager
 def untouched_sources(*sources: Any) -> Iterator[None]:
     """Restore the generators and attributes of datasets, loaders, samplers and collators on exit."""
-    inside = _reachable(sources, lambda one: not isinstance(one, type), {})[0].values()
+    reached, _ = _reachable(sources, lambda value: not isinstance(value, type), {})
+    objects = list(reached.values())
     rewinds = [
-        _rewind(one) for one in inside if isinstance(one, _GENERATORS) or type(one) is random.Random
+        _rewind(value)
+        for value in objects
+        if isinstance(value, _GENERATORS) or type(value) is random.Random
     ]
     holders = [
-        _Holder(vars(one))
-        for one in inside
-        if hasattr(one, "__dict__") and (isinstance(one, _FOREIGN) or _belongs_to_the_function(one))
+        _Holder(vars(value))
+        for value in objects
+        if hasattr(value, "__dict__")
+        and (isinstance(value, _FOREIGN) or _belongs_to_the_function(value))
     ]
+
+    def guard(value: Any) -> Any:
+        return map(_refuse_reading, [value]) if _is_iterator(value) else value
+
     try:
         for holder in holders:
-            holder.exchange(lambda one: map(_refuse_reading, [one]) if _is_iterator(one) else one)
-        for loader in [one for one in inside if isinstance(one, DataLoader)]:
-            # With persistent workers all loops share one iterator: ours would use up that of
-            # training.
-            loader._iterator = None
+            holder.exchange(guard)
+        for loader in objects:
+            if isinstance(loader, DataLoader):
+                # With persistent workers all loops share one iterator: ours would use up that of
+                # training.
+                loader._iterator = None
         yield
     finally:
         for restore in (*(holder.restore for holder in holders), *rewinds):
@@ -492,60 +523,68 @@ def untouched_sources(*sources: Any) -> Iterator[None]:
 
 
 def _reachable(
-    roots: tuple[Any, ...], enters: Callable[[Any], bool], known: Mapping[int, Any]
+    roots: tuple[Any, ...], enters: Callable[[Any], bool], excluded: Mapping[int, Any]
 ) -> tuple[dict[int, Any], bool]:
-    """All objects reachable from `roots`, by id, without those in `known`; whether one of these was met.
+    """All objects that `roots` reach, by id, but those in `excluded`; whether one of these was met.
 
     What functions reach by names comes last: there may be no end of it.
     """
-    found: dict[int, Any] = {}  # holds the objects, so that no other one gets their id
-    meets_known = False
+    reached: dict[int, Any] = {}  # holds the objects, so that no other one gets their id
+    meets_excluded = False
     waiting = list(roots)
     named = list[Any]()
-    while (waiting or named) and len(found) < _MOST_OBJECTS:
-        one = (waiting or named).pop()
-        if id(one) in found or isinstance(one, _ATOMS):
+    while (waiting or named) and len(reached) < _MOST_OBJECTS:
+        value = (waiting or named).pop()
+        if id(value) in reached or isinstance(value, _ATOMS):
             continue
-        if id(one) in known:
-            meets_known = True
-        elif enters(one):
-            found[id(one)] = one
-            waiting += _contents(one)
-            if isinstance(one, types.FunctionType):
-                named += [
-                    namespace[name] for namespace, names in _namespaces(one) for name in names
-                ]
-    return found, meets_known
+        if id(value) in excluded:
+            meets_excluded = True
+        elif enters(value):
+            reached[id(value)] = value
+            waiting += _contents(value)
+            if isinstance(value, types.FunctionType):
+                for namespace, names in _namespaces(value):
+                    named += [namespace[name] for name in names]
+    return reached, meets_excluded
 
 
-def _belongs_to_the_function(one: Any) -> bool:
-    if isinstance(one, (nn.Module, *_CONTAINERS, tuple, frozenset, *_FUNCTIONS)):
+def _belongs_to_the_function(value: Any) -> bool:
+    if isinstance(value, (nn.Module, *_CONTAINERS, tuple, frozenset, *_FUNCTIONS)):
         return True
-    kind, foreign = (one, _LIBRARIES) if isinstance(one, type) else (type(one), _FOREIGN_PACKAGES)
-    return kind.__module__.partition(".")[0] not in foreign and not isinstance(one, _FOREIGN)
+    if isinstance(value, type):
+        return _package_of(value) not in _LIBRARIES and not isinstance(value, _FOREIGN)
+    return _package_of(type(value)) not in _FOREIGN_PACKAGES and not isinstance(value, _FOREIGN)
 
 
-def _contents(one: Any) -> list[Any]:
-    """What `one` refers to; for an object, its class and the dictionary of its attributes."""
-    if isinstance(one, type):
-        return [*one.__bases__, *(vars(one)[name] for name in _state_names(one)), *_methods(one)]
-    if isinstance(one, types.MethodType):
-        return [one.__self__, one.__func__]
-    if isinstance(one, functools.partial):
-        return [one.func, *one.args, one.keywords]
-    if isinstance(one, types.FunctionType):
-        cells = [cell for cell in one.__closure__ or () if _held(cell)]
-        return [*cells, *(one.__defaults__ or ()), one.__kwdefaults__, one.__dict__]
-    if isinstance(one, _CELLS):
-        return _held(one)
-    around = [type(one), getattr(one, "__dict__", None)]
-    if isinstance(one, (*_CONTAINERS, tuple, frozenset, Mapping)):
-        if len(one) > _MOST_IN_ONE:
+def _package_of(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _contents(value: Any) -> list[Any]:
+    """What `value` refers to; for an object, its class and the dictionary of its attributes."""
+    if isinstance(value, type):
+        return [
+            *value.__bases__,
+            *(vars(value)[name] for name in _state_names(value)),
+            *_methods(value),
+        ]
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, value.keywords]
+    if isinstance(value, types.FunctionType):
+        cells = [cell for cell in value.__closure__ or () if _held(cell)]
+        return [*cells, *(value.__defaults__ or ()), value.__kwdefaults__, value.__dict__]
+    if isinstance(value, _CELLS):
+        return _held(value)
+    around = [type(value), getattr(value, "__dict__", None)]
+    if isinstance(value, (*_CONTAINERS, tuple, frozenset, Mapping)):
+        if len(value) > _MOST_IN_ONE:
             return around
-        if isinstance(one, dict) and "_backward_hooks" in one:
+        if isinstance(value, dict) and "_backward_hooks" in value:
             # Torch gives every module a dozen tables, of hooks and the like, most of them empty.
-            return [value for name, value in one.items() if name not in _TABLES or value]
-        return [*around, *(one.values() if isinstance(one, Mapping) else one)]
+            return [table for name, table in value.items() if name not in _TABLES or table]
+        return [*around, *(value.values() if isinstance(value, Mapping) else value)]
     return around
 
 
@@ -566,24 +605,23 @@ def _methods(kind: type) -> Iterator[types.FunctionType]:
         function = inspect.unwrap(cast(Any, getattr(kind, name, None)))
         if isinstance(function, types.FunctionType):
             yield function
-            names += [other for other in _names(function) if other not in names]
+            names += [name for name in _names(function) if name not in names]
 
 
 def _namespaces(function: types.FunctionType) -> list[tuple[dict[str, Any], list[str]]]:
-    """The global variables, and those of the user's modules among them, with the names that it uses there."""
+    """The globals, and those of the user's modules among them, with the names that it uses there."""
     names = _names(function)
-    modules = [
-        vars(one)
-        for one in map(function.__globals__.get, names)
-        if isinstance(one, types.ModuleType) and one.__name__.partition(".")[0] not in _LIBRARIES
-    ]
-    return [
-        (one, [name for name in names if name in one]) for one in (function.__globals__, *modules)
-    ]
+    namespaces = [function.__globals__]
+    for name in names:
+        module = function.__globals__.get(name)
+        if isinstance(module, types.ModuleType):
+            if module.__name__.partition(".")[0] not in _LIBRARIES:
+                namespaces.append(vars(module))
+    return [(namespace, [name for name in names if name in namespace]) for namespace in namespaces]
 
 
 def _names(function: types.FunctionType) -> list[str]:
-    """The names that the function, or one inside it, uses, but for local ones; none for one of a library."""
+    """The names, but local ones, that a function of the user, or one inside it, uses."""
     if (function.__module__ or "").partition(".")[0] in _LIBRARIES:
         return []
     codes = [function.__code__]

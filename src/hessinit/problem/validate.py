@@ -26,18 +26,15 @@ from hessinit.errors import (
 )
 from hessinit.problem.batches import tensors_in
 
-LARGE_INPUT = (
-    1e4  # pixels reach 255; above this the inputs, not the weights, are why numbers overflow
-)
-# Of the products in float32: as it is, with 10 bits of the mantissa on a GPU, and in mixed
-# precision.
+LARGE_INPUT = 1e4  # pixels reach 255; above this, overflow comes from the inputs
+# Of the products in float32: as it is, with 10 bits of the mantissa on a GPU, in mixed precision.
 PRECISIONS = ["auto", "full", "tf32", "bf16"]
 EVERYTHING = "**"  # all trained parameters: the weights, the biases and the norm gains
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One measured parameter: `fc1`, stored in the model as `fc1.weight`; tied weights have aliases."""
+    """One measured parameter: `fc1`, in the model `fc1.weight`; tied weights have aliases."""
 
     name: str
     parameter: str
@@ -48,9 +45,14 @@ class Layer:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def is_weight(self) -> bool:
+        """Whether it has two or more dimensions, unlike a bias or a norm gain."""
+        return len(self.shape) >= 2
+
 
 def layer_name(parameter: str) -> str:
-    """The parameter's name without a trailing `.weight`, and without what torch.compile puts in between.
+    """The parameter's name without a trailing `.weight`, and without what torch.compile adds.
 
     >>> layer_name("encoder.0.linear1.weight"), layer_name("lstm.weight_ih_l0"), layer_name("weight")
     ('encoder.0.linear1', 'lstm.weight_ih_l0', 'weight')
@@ -61,49 +63,54 @@ def layer_name(parameter: str) -> str:
 def find_layers(
     model: nn.Module, selection: str | Iterable[str] | None = None
 ) -> tuple[Layer, ...]:
-    """The trainable parameters of two or more dimensions, or those that `selection` names (names or globs).
+    """The trainable parameters of two or more dimensions, or those that `selection` names (names or
+    globs).
 
     A pattern that fits no such weight is tried on the vectors (biases, norm gains), so these are
     measured only when asked for; `"**"` asks for all that is trained. A frozen weight is measured
     only when a pattern names it.
     """
     patterns = list_patterns(selection)
-    everything = _all_layers(model)
+    layers = _all_layers(model)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if patterns is None:
-        chosen = [
-            layer for layer in everything if len(layer.shape) >= 2 and layer.parameter in trainable
-        ]
-        frozen = [
-            one.name for one in everything if len(one.shape) >= 2 and one.parameter not in trainable
-        ]
-        if not chosen and frozen:
-            why = f"the model has no trainable weight: all {len(frozen)} are frozen (requires_grad=False)"
-            raise ProblemError(
-                f"{why}. Unfreeze some, or name the ones to measure: layers={frozen[:3]!r}."
-            )
-        if not chosen and everything:
-            named = f"layers={[layer.name for layer in everything[:3]]!r}"
-            why = "the model has no parameter of two or more dimensions"
-            raise ProblemError(f"{why}; its vectors are measured when named: {named}.")
-        if not chosen:
-            raise ProblemError("the model has no parameters, so there is no curvature to measure.")
-        return tuple(chosen)
+        return _trainable_weights(layers, trainable)
     selected: set[str] = set()
     for pattern in patterns:
-        matches = _match(pattern, everything)
+        matches = _match(pattern, layers)
         if pattern == EVERYTHING:
-            matches = [layer for layer in everything if layer.parameter in trainable]
+            matches = [layer for layer in layers if layer.parameter in trainable]
         if not matches:
-            weights = [layer for layer in everything if len(layer.shape) >= 2]
-            names = [layer.name for layer in weights or everything]
+            weights = [layer for layer in layers if layer.is_weight]
+            names = [layer.name for layer in weights or layers]
             shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
             raise ProblemError(
                 f"layers={pattern!r} fits no parameter of the model; its layers are {shown}."
                 + did_you_mean(pattern, names)
             )
         selected.update(layer.parameter for layer in matches)
-    return tuple(layer for layer in everything if layer.parameter in selected)
+    return tuple(layer for layer in layers if layer.parameter in selected)
+
+
+def _trainable_weights(layers: list[Layer], trainable: set[str]) -> tuple[Layer, ...]:
+    weights = [layer for layer in layers if layer.is_weight]
+    chosen = tuple(layer for layer in weights if layer.parameter in trainable)
+    if chosen:
+        return chosen
+    if weights:
+        names = [layer.name for layer in weights[:3]]
+        raise ProblemError(
+            f"the model has no trainable weight: all {len(weights)} are frozen "
+            "(requires_grad=False). Unfreeze some, or name the ones to measure: "
+            f"layers={names!r}."
+        )
+    if layers:
+        names = [layer.name for layer in layers[:3]]
+        raise ProblemError(
+            "the model has no parameter of two or more dimensions; its vectors are measured when "
+            f"named: layers={names!r}."
+        )
+    raise ProblemError("the model has no parameters, so there is no curvature to measure.")
 
 
 def list_patterns(layers: str | Iterable[str] | None) -> list[str] | None:
@@ -113,8 +120,8 @@ def list_patterns(layers: str | Iterable[str] | None) -> list[str] | None:
         return None
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise ProblemError(
-            f'layers={layers!r} must be names or globs, such as layers=["fc1", "encoder.*"]; leave it out to '
-            "measure every weight."
+            f"layers={layers!r} must be names or globs, such as "
+            'layers=["fc1", "encoder.*"]; leave it out to measure every weight.'
         )
     return patterns
 
@@ -142,30 +149,13 @@ def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
             fnmatch.fnmatchcase(name, pattern) for name in candidates
         )
 
-    matrices = [layer for layer in layers if len(layer.shape) >= 2 and fits(layer)]
-    return matrices or [layer for layer in layers if fits(layer)]
+    weights = [layer for layer in layers if layer.is_weight and fits(layer)]
+    return weights or [layer for layer in layers if fits(layer)]
 
 
 def check_present(model: nn.Module) -> None:
-    """Every weight has a shape and a value, whole, and on one device."""
-    # By name: importing these classes would take seconds. DeepSpeed marks its parameters by
-    # `ds_id`.
-    pieces = [*model.named_modules(), *model.named_parameters()]
-    kinds = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
-    if sharded := [
-        name for name, one in pieces if type(one).__name__ in kinds or hasattr(one, "ds_id")
-    ]:
-        raise ProblemError(
-            f"{sharded[0] or 'the model'} is sharded: a rank holds only a part of the weights. Measure or "
-            "initialize before the model is sharded, or copy the full weights into a plain model "
-            "(get_model_state_dict of torch.distributed.checkpoint.state_dict, full_state_dict=True)."
-        )
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
-            why = (
-                f"{name or 'the model'} is a TorchScript module, whose weights cannot be exchanged"
-            )
-            raise ProblemError(f"{why}; pass the module it was made from.")
+    """Refuse weights without a shape or a value, in pieces, or on several devices."""
+    _check_whole_weights(model)
     devices: dict[torch.device, str] = {}
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -173,51 +163,80 @@ def check_present(model: nn.Module) -> None:
                 f"{name} is lazy and has no shape yet; run the model on a batch once first."
             )
         if parameter.device.type == "meta":
-            way = "model.to_empty(device=...), then initialize or load it"
             raise ProblemError(
-                f"{name} is on the meta device and has no values; give it some: {way}."
+                f"{name} is on the meta device and has no values; give it some: "
+                "model.to_empty(device=...), then initialize or load it."
             )
         devices.setdefault(parameter.device, name)
     if len(devices) > 1:
-        places = ", ".join(f"{name} on {device}" for device, name in devices.items())
-        why = f"the parameters lie on different devices ({places})"
-        raise ProblemError(f"{why}; move the model to one: model.to(device).")
+        listed = ", ".join(f"{name} on {device}" for device, name in devices.items())
+        raise ProblemError(
+            f"the parameters lie on different devices ({listed}); move the model to one: "
+            "model.to(device)."
+        )
+
+
+def _check_whole_weights(model: nn.Module) -> None:
+    # By name: importing these classes would take seconds. DeepSpeed marks its parameters by
+    # `ds_id`.
+    sharded_types = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
+    for name, part in [*model.named_modules(), *model.named_parameters()]:
+        if type(part).__name__ in sharded_types or hasattr(part, "ds_id"):
+            raise ProblemError(
+                f"{name or 'the model'} is sharded: a rank holds only a part of the weights. "
+                "Measure or initialize before the model is sharded, or copy the full weights into "
+                "a plain model (get_model_state_dict of torch.distributed.checkpoint.state_dict, "
+                "full_state_dict=True)."
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+            raise ProblemError(
+                f"{name or 'the model'} is a TorchScript module, whose weights cannot be "
+                "exchanged; pass the module it was made from."
+            )
 
 
 def check_apart(model: nn.Module) -> None:
-    """No two parameters hold the same numbers: an optimizer would move both with each of their gradients."""
+    """Refuse two parameters that hold the same numbers: both gradients would move both of them."""
     spans = []
-    for name, one in model.named_parameters():
-        if one.layout is torch.strided and one.numel():
-            length = 1 + sum(
-                (n - 1) * step for n, step in zip(one.shape, one.stride(), strict=True)
-            )
-            start = one.storage_offset() * one.element_size()
-            memory = one.untyped_storage().data_ptr()
-            spans.append((memory, start, start + length * one.element_size(), name))
-    for (memory, _, end, name), (other_memory, start, _, other) in itertools.pairwise(
+    for name, parameter in model.named_parameters():
+        if parameter.layout is torch.strided and parameter.numel():
+            dimensions = zip(parameter.shape, parameter.stride(), strict=True)
+            length = 1 + sum((count - 1) * stride for count, stride in dimensions)
+            itemsize = parameter.element_size()
+            start = parameter.storage_offset() * itemsize
+            memory = parameter.untyped_storage().data_ptr()
+            spans.append((memory, start, start + length * itemsize, name))
+    for (memory, _, end, name), (next_memory, start, _, next_name) in itertools.pairwise(
         sorted(spans)
     ):
-        if memory == other_memory and start < end:
+        if memory == next_memory and start < end:
             raise ProblemError(
-                f"{name} and {other} are two parameters on the same memory: each gradient step moves both, "
-                f"so neither has a curvature of its own. Make them one parameter ({other} = {name})."
+                f"{name} and {next_name} are two parameters on the same memory: each gradient step "
+                "moves both, so neither has a curvature of its own. Make them one parameter "
+                f"({next_name} = {name})."
             )
 
 
 def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
+    """Refuse measured weights that are not dense, real floating-point numbers, and any that are not
+    finite.
+    """
     for layer in layers:
-        own = model.get_parameter(layer.parameter)
-        if not own.is_floating_point() or own.layout is not torch.strided:
+        weight = model.get_parameter(layer.parameter)
+        if not weight.is_floating_point() or weight.layout is not torch.strided:
             raise ProblemError(
-                f"{layer.name} has dtype {own.dtype} and layout {own.layout}; curvature needs dense, real, "
-                "floating-point weights. Hold it as one (a complex weight as torch.view_as_real of it, a "
-                "sparse one as a dense one times a mask), or leave it out with layers=."
+                f"{layer.name} has dtype {weight.dtype} and layout {weight.layout}; curvature "
+                "needs dense, real, floating-point weights. Hold it as one (a complex weight as "
+                "torch.view_as_real of it, a sparse one as a dense one times a mask), or leave it "
+                "out with layers=."
             )
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not all_finite(parameter.detach()):
-            why = f"{name} holds NaN or inf (it is the first parameter that does)"
-            raise WeightsError(f"{why}; initialize it again before measuring.")
+            raise WeightsError(
+                f"{name} holds NaN or inf (it is the first parameter that does); initialize it "
+                "again before measuring."
+            )
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -262,12 +281,13 @@ def check_arguments(
 
 def check_order(model: nn.Module, loss: Any) -> None:
     """Refuse a model and a loss that were exchanged."""
-    weights = sum(one.numel() for one in loss.parameters()) if isinstance(loss, nn.Module) else 0
-    if weights and not any(True for _ in model.parameters()):
-        model_is = f"model is a {type(model).__name__} without parameters"
-        loss_is = f"loss a {type(loss).__name__} with {weights:,} weights"
+    if not isinstance(loss, nn.Module) or any(True for _ in model.parameters()):
+        return
+    if weights := sum(parameter.numel() for parameter in loss.parameters()):
         raise ProblemError(
-            f"{model_is}, and {loss_is}; the order is model, loss, batch. Exchange them."
+            f"model is a {type(model).__name__} without parameters, and loss a "
+            f"{type(loss).__name__} with {weights:,} weights; the order is model, loss, batch. "
+            "Exchange them."
         )
 
 
@@ -294,7 +314,7 @@ def check_tolerance(tolerance: Any) -> float:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DataParallel, DistributedDataParallel or torch.compile: these have one derivative."""
+    """The module inside DataParallel, DistributedDataParallel or torch.compile."""
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
@@ -305,16 +325,19 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_dropout(model: nn.Module, dropout: str) -> None:
-    """Refuse active dropout: every product would see another mask."""
+    """With dropout="refuse", refuse active dropout: every product would see another mask."""
     if dropout == "freeze":
         return
-    dropping = [
-        (name or "the model", type(one)) for name, one in model.named_modules() if _drops(one)
+    active = [
+        f"{name or 'the model'} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if _drops(module)
     ]
-    if active := [f"{name} ({kind.__name__})" for name, kind in dropping]:
+    if active:
         raise ProblemError(
-            f"dropout is active (train mode) in {', '.join(active)}: every product would see another mask, "
-            'so there is no single Hessian. Call model.eval(), or pass dropout="freeze" to keep one mask.'
+            f"dropout is active (train mode) in {', '.join(active)}: every product would see "
+            "another mask, so there is no single Hessian. Call model.eval(), or pass "
+            'dropout="freeze" to keep one mask.'
         )
 
 
@@ -328,32 +351,37 @@ def _drops(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention) and module.dropout > 0
 
 
-def check_finite_inputs(inputs: Any, place: str) -> None:
-    """Refuse inputs with NaN or inf before the forward; targets may hold NaN where a loss masks it."""
+def check_finite_inputs(inputs: Any, prefix: str) -> None:
+    """Refuse inputs with NaN or inf before the forward.
+
+    Targets may hold NaN where a loss masks it.
+    """
     for tensor in tensors_in(inputs):
         if tensor.is_floating_point() and not all_finite(tensor) and not _is_mask(tensor):
             bad = ~torch.isfinite(tensor)
             first = tuple(bad.nonzero()[0].tolist())
-            way = "Leave these examples out, or replace the values (torch.nan_to_num)"
+            hint = "Leave these examples out, or replace the values (torch.nan_to_num)"
             if bool(tensor.isinf().any()):
-                way = f"Scale them if they are beyond {tensor.dtype}, or measure at dtype=torch.float64"
+                hint = f"Scale them if they are beyond {tensor.dtype}, or measure at dtype=torch.float64"
             raise ProblemError(
-                f"{place}the inputs hold {int(bad.sum())} NaN or inf among {tensor.numel()} values (the "
-                f"first at {first}); all must be finite. {way}."
+                f"{prefix}the inputs hold {int(bad.sum())} NaN or inf among {tensor.numel()} "
+                f"values (the first at {first}); all must be finite. {hint}."
             )
 
 
 def name_large_inputs(inputs: Any) -> str:
-    """A sentence on inputs far above 1 in size; "" without any.
+    """A sentence on inputs far above 1 in size.
 
-    Masks are large, too, but negative.
+    "" without any. Masks are large, too, but negative.
     """
-    floats = [one for one in tensors_in(inputs) if one.is_floating_point() and one.numel()]
-    largest = max((float(one.max()) for one in floats), default=0.0)
+    tensors = [tensor for tensor in tensors_in(inputs) if tensor.is_floating_point()]
+    largest = max((float(tensor.max()) for tensor in tensors if tensor.numel()), default=0.0)
     if largest < LARGE_INPUT:
         return ""
-    way = "Standardize them: (x - x.mean()) / x.std()"
-    return f"The inputs are as large as {largest:.2g}; training needs about 1. {way}."
+    return (
+        f"The inputs are as large as {largest:.2g}; training needs about 1. Standardize them: "
+        "(x - x.mean()) / x.std()."
+    )
 
 
 def _is_mask(tensor: Tensor) -> bool:
@@ -362,27 +390,13 @@ def _is_mask(tensor: Tensor) -> bool:
 
 
 def check_output(output: Any, forward: Any) -> None:
+    """Refuse what is not one tensor of real numbers in float32 or better."""
     if not isinstance(output, Tensor):
-        who = "forward=" if forward is not None else "the model"
-        found = f"a {type(output).__name__}"
-        way = "model(x).logits"
-        if isinstance(output, Mapping):
-            sizes = {key: one.ndim for key, one in output.items() if isinstance(one, Tensor)}
-            key = (
-                "logits"
-                if "logits" in sizes
-                else max(sizes, key=lambda one: sizes[one] > 0, default="key")
-            )
-            found = f"{found} with keys {list(output)}"
-            way = f"model(x)[{key!r}]"
-        elif isinstance(output, (tuple, list)):
-            found = f"{found} of {len(output)}"
-            way = "model(x)[0]"
-            if len(output) > 1 and all(isinstance(one, Tensor) and one.ndim == 2 for one in output):
-                way = f"torch.cat(model(x), dim=1), with a loss that adds those of the heads (for one: {way})"
-        told = f"{who} returned {found}"
+        caller = "the model" if forward is None else "forward="
+        kind, expression = _describe_structure(output)
         raise ProblemError(
-            f"{told}; curvature needs one tensor. Pass forward=lambda model, x: {way}."
+            f"{caller} returned {kind}; curvature needs one tensor. Pass "
+            f"forward=lambda model, x: {expression}."
         )
     if output.is_complex():
         raise ProblemError(
@@ -391,22 +405,43 @@ def check_output(output: Any, forward: Any) -> None:
         )
     if output.dtype not in (torch.float32, torch.float64):
         raise ProblemError(
-            f"the model's output has dtype {output.dtype}; it must be real and of float32 or better, as the "
-            "weights are while measuring: rounding drowns second derivatives. Leave casts (autocast, or "
-            ".to()) out."
+            f"the model's output has dtype {output.dtype}; it must be real and of float32 or "
+            "better, as the weights are while measuring: rounding drowns second derivatives. Leave "
+            "casts (autocast, or .to()) out."
         )
+
+
+def _describe_structure(output: Any) -> tuple[str, str]:
+    """What the model returned instead of a tensor, and the expression that takes one tensor of it."""
+    kind = f"a {type(output).__name__}"
+    if isinstance(output, Mapping):
+        sizes = {key: part.ndim for key, part in output.items() if isinstance(part, Tensor)}
+        key = max(sizes, key=lambda name: sizes[name] > 0, default="key")
+        if "logits" in sizes:
+            key = "logits"
+        return f"{kind} with keys {list(output)}", f"model(x)[{key!r}]"
+    if not isinstance(output, (tuple, list)):
+        return kind, "model(x).logits"
+    kind = f"{kind} of {len(output)}"
+    several_heads = all(isinstance(part, Tensor) and part.ndim == 2 for part in output)
+    if len(output) > 1 and several_heads:
+        joined = "torch.cat(model(x), dim=1), with a loss that adds those of the heads"
+        return kind, f"{joined} (for one: model(x)[0])"
+    return kind, "model(x)[0]"
 
 
 def check_loss_value(value: Any) -> None:
-    if not (isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()):
-        shown = f"{value!r:.60}"
-        way = "Compute it from the output by functions of torch"
-        if isinstance(value, Tensor):
-            shown = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
-            if value.numel() != 1:
-                way = "Average it with .mean(), or sum it"
-            elif not value.is_complex():
-                way = "A count, as of errors, has no derivative: use a loss such as cross-entropy"
-        raise ProblemError(
-            f"the loss returned {shown}; it must be one real number in a tensor. {way}."
-        )
+    """Refuse what is not one real number in a tensor."""
+    if isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point():
+        return
+    shown = f"{value!r:.60}"
+    hint = "Compute it from the output by functions of torch"
+    if isinstance(value, Tensor):
+        shown = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+        if value.numel() != 1:
+            hint = "Average it with .mean(), or sum it"
+        elif not value.is_complex():
+            hint = "A count, as of errors, has no derivative: use a loss such as cross-entropy"
+    raise ProblemError(
+        f"the loss returned {shown}; it must be one real number in a tensor. {hint}."
+    )

@@ -1,4 +1,6 @@
-"""Learning rates that follow from the curvature: gradient descent on a quadratic, warmup, and the advice."""
+"""Learning rates that follow from the curvature: gradient descent on a quadratic, warmup, and the
+advice.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,10 @@ class Descent:
 
 
 def named_descent(optimizer: str, momentum: float | None, weight_decay: float | None) -> Descent:
-    """Return the descent of that name; "momentum" and "nesterov" have a momentum of 0.9 unless given."""
+    """Return the descent of that name.
+
+    "momentum" and "nesterov" have a momentum of 0.9 unless given.
+    """
     choose("optimizer", optimizer, list(DESCENTS))
     usual = 0.0 if optimizer == "sgd" else 0.9
     given = usual if momentum is None else check_fraction("momentum", momentum)
@@ -99,7 +104,10 @@ def check_rate(lr: object) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupAdvice:
-    """Whether to raise the rate linearly over the first `steps`, and why; `trials` without and with it."""
+    """Whether to raise the rate linearly over the first `steps`, and why.
+
+    `trials` without and with it.
+    """
 
     advised: bool
     steps: int
@@ -123,7 +131,9 @@ def tried_warmup(advised: bool, steps: int, without: Trial, warmed: Trial) -> Wa
 
 @dataclass(frozen=True, kw_only=True)
 class TriedRates:
-    """What trials say of the learning rate; a `rate` of nan: the network did not learn in any of them.
+    """What trials say of the learning rate.
+
+    A `rate` of nan: the network did not learn in any of them.
 
     `favoured` is the rate at which the trials end lowest. `stopped_at_end`: the best rate is the
     last one that was tried.
@@ -176,7 +186,10 @@ class LearningRateAdvice(Result):
 
     @property
     def learns(self) -> bool:
-        """Whether the network learned in a trial; without trials, whether the gradient moves its weights."""
+        """Whether the network learned in a trial.
+
+        Without trials, whether the gradient moves its weights.
+        """
         return 0 < self.learning_rate < math.inf
 
 
@@ -189,7 +202,10 @@ def advise_descent(
     notes: tuple[str, ...],
     **facts: Any,
 ) -> LearningRateAdvice:
-    """Return the advice that follows from both ends of the network's spectrum; `facts` are other fields."""
+    """Return the advice that follows from both ends of the network's spectrum.
+
+    `facts` are other fields.
+    """
     say = presenter("advice")
     norm = descent.norm(top, bottom)
     why_best, why_stable = say.explain_descent(descent, norm.value)

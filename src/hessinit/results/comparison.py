@@ -107,7 +107,9 @@ class Comparison(Result):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The names of the layers whose norms were measured, in the order they run; without the network."""
+        """The names of the layers whose norms were measured, in the order they run; without the
+        network.
+        """
         measured = next((run.norms for run in self.runs if run.norms), {})
         return tuple(name for name in measured if name != NETWORK)
 
@@ -126,13 +128,18 @@ class Comparison(Result):
         return any(run.applies for run in self.runs if run.scheme == scheme)
 
     def loss(self, scheme: str, learning_rate: float) -> float:
-        """Return the mean final loss over seeds: inf where one is not finite, nan where none applies."""
+        """Return the mean final loss over seeds: inf where one is not finite, nan where none
+        applies.
+        """
         if not (losses := self._final_losses(scheme, learning_rate)):
             return math.nan
         return statistics.fmean(losses) if all(map(math.isfinite, losses)) else math.inf
 
     def error(self, scheme: str, learning_rate: float) -> float:
-        """Return the standard error of `loss` over seeds; nan for one seed, or where a loss is not finite."""
+        """Return the standard error of `loss` over seeds.
+
+        Nan for one seed, or where a loss is not finite.
+        """
         losses = self._final_losses(scheme, learning_rate)
         if len(losses) < 2 or not all(map(math.isfinite, losses)):
             return math.nan
@@ -142,7 +149,9 @@ class Comparison(Result):
         return sum(run.diverged for run in self.runs_of(scheme, learning_rate))
 
     def norm(self, scheme: str, learning_rate: float | None = None, layer: str = NETWORK) -> float:
-        """Return the mean initial ‖H‖ of a layer, or of the network, over seeds; nan where not measured.
+        """Return the mean initial ‖H‖ of a layer, or of the network, over seeds.
+
+        Nan where not measured.
 
         For a scheme that depends on the rate, no `learning_rate` means its best one.
         """
@@ -161,12 +170,17 @@ class Comparison(Result):
         )
 
     def learns(self, scheme: str, learning_rate: float) -> bool:
-        """Return whether it trains, and every seed ends below its first loss and a constant output's."""
+        """Return whether it trains, and every seed ends below its first loss and a constant
+        output's.
+        """
         stuck = any(run.outcome == DID_NOT_LEARN for run in self.runs_of(scheme, learning_rate))
         return self.trains(scheme, learning_rate) and not stuck
 
     def best_rate(self, scheme: str) -> float:
-        """Return the rate of the lowest loss among those at which the scheme trains; nan where none does."""
+        """Return the rate of the lowest loss among those at which the scheme trains.
+
+        Nan where none does.
+        """
         rates = [rate for rate in self.learning_rates if self.trains(scheme, rate)]
         return min(rates, key=lambda rate: self.loss(scheme, rate), default=math.nan)
 

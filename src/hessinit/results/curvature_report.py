@@ -99,7 +99,10 @@ ONLY_BOUNDED = "network=False: only bounded, from below by the sharpest layer"
 
 
 def largest_magnitude(top: Estimate, bottom: Estimate) -> Estimate:
-    """Return the larger absolute value; it is uncertain if an uncertain end could be the larger one."""
+    """Return the larger absolute value.
+
+    It is uncertain if an uncertain end could be the larger one.
+    """
     lesser, greater = sorted((top, bottom), key=lambda end: (math.isnan(end.value), abs(end.value)))
     norm = abs(greater.value)
     extent = abs(lesser.value) + lesser.error
@@ -138,7 +141,8 @@ class Diagnostics:
 
 @dataclass(frozen=True, kw_only=True)
 class JacobianBounds:
-    """Norms of the Jacobians before and after a layer, and the bounds on its Gauss-Newton norm (Theorem 2).
+    """Norms of the Jacobians before and after a layer, and the bounds on its Gauss-Newton norm
+    (Theorem 2).
 
     `forward` is the norm of the Jacobian of the layer's input with respect to the network's,
     `backward` of the network's output with respect to the layer's output after its activation:
@@ -230,7 +234,9 @@ class LayerCurvature(NamedLayer, PlainData):
 
     @property
     def indefinite(self) -> bool:
-        """Whether an eigenvalue is negative by more than its error and by more than 1 % of the norm."""
+        """Whether an eigenvalue is negative by more than its error and by more than 1 % of the
+        norm.
+        """
         return self.bottom.value < -max(self.bottom.error, 0.01 * self.norm)
 
     @property
@@ -251,7 +257,9 @@ class LayerCurvature(NamedLayer, PlainData):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerRates:
-    """What `advise` found for an optimizer: the advised rate, the stability limit, and the user's `lr`."""
+    """What `advise` found for an optimizer: the advised rate, the stability limit, and the user's
+    `lr`.
+    """
 
     optimizer: str
     learning_rate: float
@@ -323,7 +331,10 @@ class CurvatureReport(ByName[LayerCurvature], Result):
 
     @property
     def learning_rate(self) -> float:
-        """γ* = 1/‖H‖, the step of the largest guaranteed decrease; a bound without `network_measured`."""
+        """γ* = 1/‖H‖, the step of the largest guaranteed decrease.
+
+        A bound without `network_measured`.
+        """
         return self.stable_learning_rate / 2
 
     @property
@@ -343,12 +354,18 @@ class CurvatureReport(ByName[LayerCurvature], Result):
 
     @property
     def network_measured(self) -> bool:
-        """Whether the network was measured; with network=False its norm is only bounded by the layers'."""
+        """Whether the network was measured.
+
+        With network=False its norm is only bounded by the layers'.
+        """
         return self.network.top.reason != ONLY_BOUNDED
 
     @property
     def converged(self) -> bool:
-        """Whether every norm asked for reached the tolerance; for curvature="both", Gauss-Newton's too."""
+        """Whether every norm asked for reached the tolerance.
+
+        For curvature="both", Gauss-Newton's too.
+        """
         rows = (*self.layers, self.network) if self.network_measured else self.layers
         approximations = [row.approximation for row in rows if row.approximation is not None]
         return all(
@@ -363,14 +380,17 @@ class CurvatureReport(ByName[LayerCurvature], Result):
         momentum: float | None = None,
         weight_decay: float | None = None,
     ) -> LearningRateAdvice:
-        """Return rates for gradient descent ("sgd", "momentum" or "nesterov"), and whether to warm up."""
+        """Return rates for gradient descent ("sgd", "momentum" or "nesterov"), and whether to warm
+        up.
+        """
         from hessinit.results.advice import advise_descent, check_rate, named_descent
 
         given: object = optimizer
         if not isinstance(given, str) or given.startswith("adam"):
             raise ProblemError(
-                f"a report cannot advise on {given!r}: it takes 'sgd', 'momentum' or 'nesterov', as adaptive "
-                "rates need the gradient. Use hessinit.advise(model, loss, batch, optimizer=...)."
+                f"a report cannot advise on {given!r}: it takes 'sgd', 'momentum' or 'nesterov', "
+                "as adaptive rates need the gradient. Use hessinit.advise(model, loss, batch, "
+                "optimizer=...)."
             )
         facts = {
             name: getattr(self, name)
@@ -387,7 +407,9 @@ class CurvatureReport(ByName[LayerCurvature], Result):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MeasurementPlan(Result):
-    """What `measure(…, plan=True)` expects a measurement to cost; nothing was measured but one gradient.
+    """What `measure(…, plan=True)` expects a measurement to cost.
+
+    Nothing was measured but one gradient.
 
     `gradients` are expected, and `seconds` are these times `gradient_seconds`, which one gradient
     took. `memory` is the expected peak in bytes, with the model's own weights; `training_memory` is

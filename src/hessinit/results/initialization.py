@@ -25,7 +25,9 @@ class _Applied(Result):
         return self._go_back is not None
 
     def undo(self) -> None:
-        """Put every weight and bias back, in place and bit for bit, whatever happened to them since."""
+        """Put every weight and bias back, in place and bit for bit, whatever happened to them
+        since.
+        """
         if self._go_back is None:
             raise ValueError(
                 "there is nothing to undo: this is a dry run, or a copy of what was applied."
@@ -35,7 +37,8 @@ class _Applied(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedWeight(NamedLayer):
-    """One weight: its true fans, what lies around it, and the standard deviation that the scheme gives it.
+    """One weight: its true fans, what lies around it, and the standard deviation that the scheme
+    gives it.
 
     `fan_in`, `fan_out` and `std` (of the drawn entries) have one entry for each block of outputs:
     three for a fused qkv, four for an LSTM's gates, one for most. `variance_correction` makes up
@@ -91,7 +94,8 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Symmetry:
-    """A scaling that left the function as it was: what it multiplied, and the norm before and after.
+    """A scaling that left the function as it was: what it multiplied, and the norm before and
+    after.
 
     The curvature is that of these weights together, as the optimizer sees it. Scale-free weights
     have a normalization behind them; others were scaled against the gains of the normalizations
@@ -115,7 +119,8 @@ DIVERGED = "diverged"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One candidate of a race: the initial weights `name`, trained for `steps` steps at the rate `lr`.
+    """One candidate of a race: the initial weights `name`, trained for `steps` steps at the rate
+    `lr`.
 
     `losses` are those of its mini-batches, each before its step. `score` is the mean loss of the
     last third, on held-out batches where batches come more than once; nan where the candidate
@@ -180,12 +185,17 @@ class Initialization(_Applied):
 
     @property
     def flat_enough(self) -> bool:
-        """Whether a target was left unmet on purpose: sharper weights would not learn faster at the rate."""
+        """Whether a target was left unmet on purpose: sharper weights would not learn faster at the
+        rate.
+        """
         return not self.converged and self.scaling == "none" and self.kappa is not None
 
     @property
     def learned(self) -> bool:
-        """Whether the winner of the race learned, or nothing is known of it; else nothing was written."""
+        """Whether the winner of the race learned, or nothing is known of it.
+
+        Else nothing was written.
+        """
         return (
             not self.trials
             or not self.trials[0].survived
@@ -193,13 +203,15 @@ class Initialization(_Applied):
         )
 
     def save_weights(self, path: str | os.PathLike[str]) -> None:
-        """Write the model as it is now as safetensors, whole or not at all; tied weights are stored once.
+        """Write the model as it is now as safetensors, whole or not at all.
+
+        Tied weights are stored once.
 
         `safetensors.torch.load_model(model, path)` reads them back.
         """
         if self._save_weights is None:
             raise ValueError(
-                "there are no weights to save: this is a dry run, or a copy of what was applied. Run "
-                "initialize_ with dry_run=False, or save the model itself."
+                "there are no weights to save: this is a dry run, or a copy of what was applied. "
+                "Run initialize_ with dry_run=False, or save the model itself."
             )
         self._save_weights(path)

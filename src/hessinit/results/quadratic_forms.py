@@ -52,12 +52,17 @@ class QuadraticForm(NamedLayer):
 
     @property
     def rayleigh(self) -> tuple[float, ...]:
-        """`gᵀHg / ‖g‖²`, which lies between the layer's lowest and highest eigenvalue; nan for `g = 0`."""
+        """`gᵀHg / ‖g‖²`, which lies between the layer's lowest and highest eigenvalue.
+
+        Nan for `g = 0`.
+        """
         pairs = zip(self.exact, self.length, strict=True)
         return tuple(exact / length / length if length else math.nan for exact, length in pairs)
 
     def within(self, rtol: float, relative_to: str = "approximation") -> float:
-        """Return the fraction of directions on which the two differ by at most `rtol`, relative to either."""
+        """Return the fraction of directions on which the two differ by at most `rtol`, relative to
+        either.
+        """
         choose("relative_to", relative_to, ["approximation", "exact"])
         if not rtol >= 0:
             raise ValueError(f"rtol={rtol!r} must be a relative error, 0 or more, such as 0.5.")
@@ -69,7 +74,9 @@ class QuadraticForm(NamedLayer):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class QuadraticForms(ByName[QuadraticForm], Result):
-    """The quadratic forms of every layer, in the order the layers run; `print` shows them as a table.
+    """The quadratic forms of every layer, in the order the layers run.
+
+    `print` shows them as a table.
 
     `directions` is "random", "gradient" or "given".
 

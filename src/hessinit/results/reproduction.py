@@ -1,4 +1,6 @@
-"""One of the paper's experiments, reproduced: tables beside the printed numbers, figures, and the record."""
+"""One of the paper's experiments, reproduced: tables beside the printed numbers, figures, and the
+record.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from hessinit.results.result import Plain, Result
 
 @dataclass(frozen=True, kw_only=True)
 class PaperCell:
-    """One number of a table: ours over `n` seeds, the printed one, and whether the claim about it holds.
+    """One number of a table: ours over `n` seeds, the printed one, and whether the claim about it
+    holds.
 
     `rule` is the tolerance claimed, in words; empty where nothing is claimed, and then `within` is
     None.

@@ -1,4 +1,6 @@
-"""What all results share: strict JSON from the dataclass fields, files, text, notebook, page and plot."""
+"""What all results share: strict JSON from the dataclass fields, files, text, notebook, page and
+plot.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ MODULES = (
 
 
 def to_plain(value: object, *, compared: bool = False) -> Plain:
-    """Return dataclasses, tuples and mappings as strict JSON can hold them; a float keeps every bit.
+    """Return dataclasses, tuples and mappings as strict JSON can hold them.
+
+    A float keeps every bit.
 
     Infinity and nan become "inf", "-inf" and "nan". With `compared`, only the fields that are
     compared count.
@@ -64,13 +68,15 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
     if isinstance(value, tuple | list):
         return [to_plain(item, compared=compared) for item in value]
     raise TypeError(
-        f"a result cannot hold {value!r}, a {type(value).__name__}; convert it to a float, an int or a str "
-        "first."
+        f"a result cannot hold {value!r}, a {type(value).__name__}; convert it to a float, an int "
+        "or a str first."
     )
 
 
 def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
-    """Return `data` as the type `kind`, such as a dataclass or `tuple[float, ...]`; refuse what differs."""
+    """Return `data` as the type `kind`, such as a dataclass or `tuple[float, ...]`; refuse what
+    differs.
+    """
     origin = typing.get_origin(kind)
     pieces = typing.get_args(kind)
     if kind is Any:
@@ -152,7 +158,9 @@ def _refuse_constant(name: str) -> Plain:
 
 
 class PlainData:
-    """Equality by the stored values, where nan equals nan: data equal what was read back from their JSON."""
+    """Equality by the stored values, where nan equals nan: data equal what was read back from their
+    JSON.
+    """
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -164,7 +172,10 @@ class PlainData:
 
 
 class Result(PlainData):
-    """A frozen dataclass that prints, plots, and reads and writes JSON; `KIND` and `SCHEMA` name its form."""
+    """A frozen dataclass that prints, plots, and reads and writes JSON.
+
+    `KIND` and `SCHEMA` name its form.
+    """
 
     KIND: ClassVar[str]
     SCHEMA: ClassVar[int] = 1
@@ -189,14 +200,17 @@ class Result(PlainData):
 
     @classmethod
     def from_dict(cls, data: Plain, *, source: str = "the data") -> Self:
-        """Return the result that `to_dict` described; a ValueError says what is missing, unknown or wrong."""
+        """Return the result that `to_dict` described.
+
+        A ValueError says what is missing, unknown or wrong.
+        """
         cls.check_kind(data, source)
         try:
             return from_plain(cls, data)
         except (ValueError, RecursionError) as problem:
             raise ValueError(
-                f"{source} cannot be read as {cls.KIND!r}: {str(problem).rstrip('.')}. Was the file edited "
-                "or cut?"
+                f"{source} cannot be read as {cls.KIND!r}: {str(problem).rstrip('.')}. Was the "
+                "file edited or cut?"
             ) from problem
 
     @classmethod
@@ -228,7 +242,10 @@ class Result(PlainData):
     def plot(
         self, which: str | Sequence[str] | None = None, ax: Axes | Sequence[Axes] | None = None
     ) -> Axes:
-        """Draw charts by name, by default the first, on `ax` or a new figure; return the first one's axes."""
+        """Draw charts by name, by default the first, on `ax` or a new figure.
+
+        Return the first one's axes.
+        """
         return presenter().draw(self, which, ax)[0]
 
     @property
@@ -259,7 +276,8 @@ class Result(PlainData):
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """Read any result that `save` wrote, or the JSON lines of a tracker: the file says what it holds.
+    """Read any result that `save` wrote, or the JSON lines of a tracker: the file says what it
+    holds.
 
     What `hessinit reproduce --json` printed becomes a list. Only JSON is read, and nothing in it is
     run.
@@ -343,7 +361,9 @@ class ByName(Generic[Row]):
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Replace `path` by `text` in one step: a reader, or a crash, finds the old file or the new one."""
+    """Replace `path` by `text` in one step: a reader, or a crash, finds the old file or the new
+    one.
+    """
     # "x" and not tempfile: the file gets the usual permissions, not those of a private one.
     with replacing(path) as temporary, open(temporary, "x", encoding="utf-8", newline="\n") as file:
         file.write(text)

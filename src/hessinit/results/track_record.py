@@ -53,7 +53,10 @@ class TrackedPoint:
 
     @property
     def stable_norm(self) -> float:
-        """The ‖H‖ up to which the rate is stable, were all curvature to grow alike; nan without a rate."""
+        """The ‖H‖ up to which the rate is stable, were all curvature to grow alike.
+
+        Nan without a rate.
+        """
         if self.lr_over_limit is None or math.isnan(self.lr_over_limit):
             return math.nan
         return self.norm / self.lr_over_limit if self.lr_over_limit else math.inf
@@ -114,7 +117,10 @@ class Tracking(Result):
 
 
 def find_crossings(points: Sequence[TrackedPoint]) -> tuple[int, ...]:
-    """Return the steps at which the rate reached the limit from below; hovering there is one crossing."""
+    """Return the steps at which the rate reached the limit from below.
+
+    Hovering there is one crossing.
+    """
     steps = []
     below = True
     for point in points:
@@ -156,7 +162,9 @@ def are_lines(text: str | bytes) -> bool:
 
 
 def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
-    """Return a tracker's JSON lines as the plain data of one Tracking, without a half-written last one."""
+    """Return a tracker's JSON lines as the plain data of one Tracking, without a half-written last
+    one.
+    """
     lines = _lines(text)
     header = {key: value for key, value in json.loads(lines[0]).items() if key != "lines"}
     points: list[Plain] = []

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hessinit.curvature.cost import cost_of
-from hessinit.curvature.engines import build_engine
+from hessinit.curvature.cost import in_gradients, loss_gradient
+from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError
@@ -127,8 +127,7 @@ def advise(
         facts["weights"] = tuple(layer.name for layer in in_running_order(problem, evaluations))
         facts["parameters"] = sum(layer.size for layer in problem.layers)
         facts["notes"] = (*notes, *steps.notes, *note_uncounted(problem, steps.moved), *limit.notes)
-        for one in evaluations:
-            one.forget()
+        gradient = loss_gradient(evaluations).seconds
     tried = None
     warmup = None
     if trial_steps:
@@ -148,8 +147,8 @@ def advise(
             facts["notes"] += (
                 f"No trial of the learning rate, as a training step failed: {failure}",
             )
-    with problem.settings():
-        facts |= cost_of(problem, evaluations, started)
+    seconds = problem.clock() - started
+    facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
     advice = _advice(steps, limit, facts)
     if tried is not None:
         advice = results.with_trials(advice, tried, warmup)

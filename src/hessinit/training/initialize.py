@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit.curvature.cost import in_gradients, timed_gradient
+from hessinit.curvature.cost import gradient_seconds, in_gradients
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, defaults, fit, scales, weights
@@ -259,7 +259,7 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
     with contextlib.suppress(ProblemError):
         problem = factory.problem()
         with problem.settings():
-            gradient = timed_gradient(problem).seconds
+            gradient = gradient_seconds(problem)
 
     def priced(report: CurvatureReport | None) -> CurvatureReport | None:
         return report and replace(report, gradients=in_gradients(report.seconds, gradient))

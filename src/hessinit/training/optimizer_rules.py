@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from hessinit.curvature import engines, lanczos, operators
+from hessinit.curvature import lanczos, operators
+from hessinit.curvature.engine import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
 from hessinit.errors import ProblemError, accepts, check_names, choose
@@ -58,7 +59,7 @@ class CurvatureOptions(ProblemOptions, total=False):
 
 def read_curvature_options(
     model: Any, loss: Any, options: Mapping[str, Any]
-) -> tuple[str, engines.LanczosSettings, dict[str, Any]]:
+) -> tuple[str, LanczosSettings, dict[str, Any]]:
     """Check the options; returns the curvature, the settings of Lanczos, and the options of a `Problem`."""
     check_names(options, CurvatureOptions.__annotations__)
     given = {
@@ -79,7 +80,7 @@ def read_curvature_options(
         loss,
         **{name: value for name, value in given.items() if name not in ("seed", "layers")},
     )
-    return curvature, engines.LanczosSettings(tolerance, iterations, given["seed"]), given
+    return curvature, LanczosSettings(tolerance, iterations, given["seed"]), given
 
 
 @dataclass(frozen=True)
@@ -166,12 +167,12 @@ class StabilityLimit:
 
 def find_stability_limit(
     optimizer: OptimizerRule,
-    engine: engines.Engine,
+    engine: Engine,
     evaluations: Sequence[Evaluation],
-    settings: engines.LanczosSettings,
+    settings: LanczosSettings,
     *,
     semidefinite: bool,
-    extremes: engines.Extremes | None = None,
+    extremes: Extremes | None = None,
     top_only: bool = False,
 ) -> StabilityLimit:
     """The stability limit of an optimizer on a quadratic with the curvature of `engine`.

@@ -161,7 +161,7 @@ def race_(
                 if run.survived:
                     trainer.train(run, end)
             alive = [run] if run.survived else []
-        found.chosen = alive[0].initial if alive else None
+        found.choose(alive[0].initial if alive else None)
         return [run.trial() for run in dict.fromkeys([*alive, *sorted(runs, key=_Run.order)])]
 
 

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hessinit.curvature.cost import in_gradients, timed_gradient
-from hessinit.curvature.engines import LanczosSettings, build_engine
+from hessinit.curvature.cost import in_gradients, loss_gradient
+from hessinit.curvature.engine import LanczosSettings
+from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import evaluate
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number, choose
 from hessinit.measurement.facts import (
@@ -504,15 +505,13 @@ class _Subject:
             notes = [*notes_on(problem, evaluations), *note_unchecked(problem.check), *rule.notes]
             if rule.name:
                 notes += note_uncounted(problem, rule.moved)
-            for evaluation in evaluations:
-                evaluation.forget()
             facts = {
                 "optimizer": rule.name,
                 "examples": problem.examples,
                 "notes": tuple(notes),
                 "versions": versions_of(problem),
             }
-            return timed_gradient(problem).seconds, facts
+            return loss_gradient(evaluations).seconds, facts
 
     def measure(self, rule: rules.OptimizerRule) -> tuple[dict[str, Any], list[str]]:
         """Return the measured fields of a point, and the names of the measured weights."""

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hessinit.curvature.preconditioner import part_of
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
-from hessinit.problem.batches import Batch, tensors_in
+from hessinit.problem.batches import Batch, part_of, tensors_in
 from hessinit.problem.preserve import ModelState, untouched_model
 from hessinit.problem.problem import Forward, Loss
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial

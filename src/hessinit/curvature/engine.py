@@ -1,0 +1,207 @@
+"""What every engine offers: the extreme eigenvalues of the curvature of layers, by Lanczos."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from hessinit.curvature import lanczos, operators, rounding_error, stochastic
+from hessinit.curvature.krylov import STOPPING, Operator
+from hessinit.curvature.progress import NETWORK, Progress, Watched
+from hessinit.results.curvature_report import Estimate
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The largest and the smallest eigenvalue, and the engine that computed them."""
+
+    top: Estimate
+    bottom: Estimate
+    engine: str
+    reason: str
+    vector: Tensor | None = field(default=None, compare=False)  # of the norm, of any length
+
+    @property
+    def norm(self) -> Estimate:
+        larger = self.top if abs(self.top.value) >= abs(self.bottom.value) else self.bottom
+        return replace(larger, value=abs(larger.value))
+
+
+@dataclass(frozen=True)
+class LanczosSettings:
+    """When Lanczos stops, its seed, and who is told of every product."""
+
+    tolerance: float
+    max_iterations: int
+    seed: int
+    progress: Progress | None = field(default=None, compare=False)
+
+    def watched(self, operator: Operator, names: Sequence[str]) -> Operator:
+        """The block of these leaves; its products are counted if progress is reported."""
+        name = names[0] if len(names) == 1 else NETWORK
+        return operator if self.progress is None else Watched(operator, self.progress, name)
+
+    def report_done(self, *names: str) -> None:
+        for name in names:
+            if self.progress is not None:
+                self.progress.layer_done(name)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "tolerance": self.tolerance,
+            "max_iterations": self.max_iterations,
+            "seed": self.seed,
+        }
+
+    def search(
+        self,
+        operator: Operator,
+        which: lanczos.Which,
+        *,
+        semidefinite: bool = False,
+        start: lanczos.Start | None = None,
+    ) -> lanczos.LanczosSearch:
+        """A Lanczos run that has not begun."""
+        goal = lanczos.Goal(
+            which=which,
+            tolerance=self.tolerance,
+            max_iterations=self.max_iterations,
+            is_semidefinite=semidefinite,
+        )
+        return lanczos.LanczosSearch.of(operator, goal, self.seed, start)
+
+    def largest_eigenvalue(self, operator: Operator) -> Estimate:
+        return lanczos.run_together([self.search(operator, "top")])[0].top
+
+
+class Engine(ABC):
+    """Computes the extreme eigenvalues of curvature blocks, of one layer or of several together."""
+
+    name = "lanczos"
+    reason: str
+    ends: lanczos.Which = "both"  # that must converge in a block that may be indefinite
+    rank: int | None = None  # at most that of a semidefinite curvature; None if it is indefinite
+    settings: LanczosSettings
+
+    def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
+        """The extremes of every leaf's own block."""
+        return {name: self._extremes_of_layer(name) for name in names}
+
+    def _extremes_of_layer(self, name: str) -> Extremes:
+        extremes = self.extremes([name])
+        self.settings.report_done(name)
+        return extremes
+
+    @abstractmethod
+    def extremes(self, names: Sequence[str]) -> Extremes:
+        """The extremes of the block of these leaves together."""
+
+    @abstractmethod
+    def operator(self, names: Sequence[str]) -> operators.LinearOperator:
+        """The block itself, acting on flat weights."""
+
+    def is_cheap(self, names: Sequence[str]) -> bool:
+        """Whether all these leaves are measured without further products."""
+        return False
+
+    def unused(self) -> Extremes:
+        """The extremes of leaves that the forward does not use."""
+        return Extremes(UNUSED, UNUSED, self.name, self.reason)
+
+    def _search(
+        self,
+        rank: int | None,
+        blocks: Sequence[Operator],
+        starts: Sequence[lanczos.Start | None] | None = None,
+    ) -> list[Extremes]:
+        """Lanczos; a semidefinite block without full rank has the smallest eigenvalue 0."""
+        searches = []
+        for operator, start in zip(blocks, starts or [None] * len(blocks), strict=True):
+            size = int(operator.shape[0])
+            which: lanczos.Which = "top" if rank is not None and rank < size else self.ends
+            # For both ends it has no part in the null space, and would not see an eigenvalue 0.
+            if size <= STOPPING.small_size or which == "both":
+                start = None
+            semidefinite = rank is not None
+            searches.append(
+                self.settings.search(operator, which, semidefinite=semidefinite, start=start)
+            )
+        extremes = []
+        for operator, result in zip(blocks, lanczos.run_together(searches), strict=True):
+            bottom = result.bottom or zero_bottom(rank or 0, int(operator.shape[0]))
+            # One run finds both: its products are counted once.
+            bottom = replace(bottom, products=0)
+            extremes.append(Extremes(result.top, bottom, self.name, self.reason))
+        if len(extremes) == 1:
+            return [replace(extremes[0], vector=searches[0].vector())]
+        return extremes
+
+
+UNUSED = Estimate(0.0, 0.0, True, "the forward does not use this weight", 0)
+
+
+def scaled(estimate: Estimate, factor: float) -> Estimate:
+    return replace(estimate, value=estimate.value * factor, error=estimate.error * factor)
+
+
+def zero_bottom(rank: int, size: int) -> Estimate:
+    """The smallest eigenvalue of a positive semidefinite matrix that is larger than its rank."""
+    reason = f"positive semidefinite, with rank at most {rank} for {size} weights"
+    return Estimate(0.0, 0.0, True, reason, 0)
+
+
+def with_rounding(
+    extremes: Extremes, rounding: rounding_error.RoundingError, tolerance: float
+) -> Extremes:
+    """Add the rounding error of the operator; beyond `tolerance`, nothing counts as converged."""
+    norm = extremes.norm.value
+    fraction = rounding_error.ROUNDING.caution * rounding.relative
+    if not fraction or not math.isfinite(norm):
+        return extremes
+    if rounding.is_all:
+        error = (1 + fraction) * norm + extremes.norm.error
+        reason = "zero, up to the rounding of float32"
+        zero = Estimate(0.0, error, True, reason, extremes.top.products)
+        return replace(extremes, top=zero, bottom=replace(zero, products=0))
+
+    def widen(estimate: Estimate) -> Estimate:
+        wider = replace(estimate, error=math.hypot(estimate.error, fraction * norm))
+        if rounding.relative <= tolerance or not estimate.converged:
+            return wider
+        advice = "precision='full' or a larger tolerance"
+        if rounding.unit == "float32":
+            advice = "dtype=torch.float64"
+        error = f"rounding in {rounding.unit} leaves an error of {fraction:.0e} of the norm"
+        return replace(wider, converged=False, reason=f"{error}; pass {advice}")
+
+    return replace(extremes, top=widen(extremes.top), bottom=widen(extremes.bottom))
+
+
+def measure_spectrum(
+    operator: Operator,
+    settings: LanczosSettings,
+    *,
+    top: int,
+    trace: bool,
+    frobenius: bool,
+    density: bool,
+) -> dict[str, Any]:
+    """The numbers asked for, under the names of `LayerCurvature`'s fields."""
+    spectrum: dict[str, Any] = {}
+    if top:
+        count = min(top, operator.shape[0])
+        pairs = lanczos.top_eigenpairs(operator, count, **settings.options)
+        spectrum["eigenvalues"] = pairs.values
+    if trace:
+        spectrum["trace"] = stochastic.hutch_plus_plus(operator, seed=settings.seed)
+    if frobenius:
+        spectrum["frobenius"] = stochastic.frobenius_norm(operator, seed=settings.seed)
+    if density:
+        spectrum["density"] = stochastic.spectral_density(operator, seed=settings.seed)
+    return spectrum
