@@ -13,9 +13,15 @@ T = TypeVar("T")
 OF_A_PROBLEM = {field.name for field in fields(hessinit.Problem)}
 
 
+OF_TRACK = {field.name for field in fields(hessinit.TrackSettings)}
+
+
 def call(verb: Callable[..., T], model: Any, loss: Any, batch: Any, **options: Any) -> T:
     if "problem" not in inspect.signature(verb).parameters:
         return verb(model, loss, batch, **options)
+    if verb is hessinit.track:
+        settings = {name: options.pop(name) for name in [*options] if name in OF_TRACK}
+        options["settings"] = hessinit.TrackSettings(**settings)
     of_the_problem = {name: value for name, value in options.items() if name in OF_A_PROBLEM}
     own = {name: value for name, value in options.items() if name not in OF_A_PROBLEM}
     return verb(hessinit.Problem(model, loss, batch, **of_the_problem), **own)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +21,7 @@ from hessinit.cli.problem_file import (
 )
 from hessinit.present.advice import describe_trial
 from hessinit.present.words import format_number
+from hessinit.progress import OnProgress, ProgressState, announce
 from hessinit.results import curvature_report as results
 from hessinit.results.initialization import DIVERGED, Trial
 
@@ -113,7 +112,7 @@ def measure(
         failures_explained(
             f"measuring {problem}", "the measurement was not finished, and nothing was written."
         ),
-        progress(f"Measuring {problem} …", measuring=True) as show,
+        progress(f"Measuring {problem} …") as show,
     ):
         loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
         given = {**loaded.keywords, **chosen}
@@ -175,17 +174,15 @@ def measure(
         )
 
 
-def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
+def announced(show: OnProgress, model: Any) -> OnProgress:
     """The progress of a measurement, and before a long one a line with the time that its plan expects."""
-    from hessinit.training.workers import announce
-
     modules = model.modules() if hasattr(model, "modules") else ()
     shorter = "Fewer examples, --layers NAMES or a larger --tolerance make it shorter"
     if any("BatchNorm" in type(one).__name__ and one.training for one in modules):
         shorter += "; so does model.eval(), with which BatchNorm takes its running statistics and ‖H‖ is not "
         shorter += "that of training"
 
-    def tell(state: Any) -> None:
+    def tell(state: ProgressState) -> None:
         if not state.products:
             announce(state.seconds_left, shorter)
         show(state)
@@ -449,20 +446,16 @@ def initialize(
         stop("Target not met: the result says why.", NOT_MET)
 
 
-def announced_race(show: Callable[..., None]) -> Callable[[int, int, str], None]:
+def announced_race(show: OnProgress) -> OnProgress:
     """The progress of a race, and after its first four steps a line with the time that a long one takes."""
-    from hessinit.training.workers import announce
 
-    times = []
-
-    def tell(done: int, planned: int, name: str) -> None:
-        times.append(time.perf_counter())
-        if done == 4:  # the first step includes what torch does once
+    def tell(state: ProgressState) -> None:
+        if state.done == 4:
             shorter = (
                 "A smaller --batch-size or --trial-steps makes it shorter; --no-race leaves it out"
             )
-            announce((times[-1] - times[0]) / 3 * planned, shorter)
-        show(done, planned, name)
+            announce(state.seconds_left, shorter)
+        show(state)
 
     return tell
 

@@ -37,7 +37,10 @@ def generator(seed: int, purpose: str) -> torch.Generator:
 
 def seed_everything(seed: int, purpose: str) -> None:
     """Seed torch, random and numpy; call it inside `reproducible()` only."""
-    number = derive(seed, purpose)
+    seed_generators(derive(seed, purpose))
+
+
+def seed_generators(number: int) -> None:
     torch.manual_seed(number)
     random.seed(number)
     numpy.random.seed(number % 2**32)  # noqa: NPY002 - the user's code may draw from the old global state

@@ -17,7 +17,7 @@ from torch import nn
 
 from hessinit.curvature.cost import gradient_seconds, in_gradients
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
+from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, fit, scales, weights
 from hessinit.init.options import NOT_SCALED, Fit, FitRequest
 from hessinit.measurement.facts import note_unchecked
@@ -27,14 +27,14 @@ from hessinit.problem.batches import read_batches
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
+from hessinit.progress import OnProgress, check_progress, report_progress
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import LEARNED, Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training import loop
 from hessinit.training.optimizer_rules import read_optimizer
-from hessinit.training.race import Candidate, OnStep, RaceData, race_, read_race_data, survives
+from hessinit.training.race import Candidate, RaceData, race_, read_race_data, survives
 from hessinit.training.trial import LONGER as LONGER_TRIAL
-from hessinit.training.workers import race_bar
 
 # κ is divided by these in turn until the weights survive their trial; a candidate of the race has
 # κ/4.
@@ -104,7 +104,7 @@ def initialize_(
     dry_run: bool = False,
     strict: bool = False,
     overwrite: bool = False,
-    progress: bool | OnStep = True,
+    progress: bool | OnProgress = True,
     distributed: str | None = None,
 ) -> Initialization:
     """Draw new weights and scale them until the curvature fits the step; in place, on the same Parameters.
@@ -163,12 +163,10 @@ def initialize_(
     """
     started = time.perf_counter()
     validate.check_arguments(model, loss, forward, None, dropout, reduction, check)
-    shown = callable(progress) or progress
     reported = report is not None and report
-    if callable(progress):
-        check_callable("progress", progress, "progress(done, planned, name)")
+    check_progress(progress)
     validate.check_switches(
-        dry_run=dry_run, strict=strict, overwrite=overwrite, progress=shown, report=reported
+        dry_run=dry_run, strict=strict, overwrite=overwrite, report=reported
     )
     seed = validate.check_whole("seed", seed, at_least=0)
     trial_steps = validate.check_whole("trial_steps", trial_steps, at_least=3)
@@ -299,7 +297,7 @@ class _Work:
     config: FitRequest
     restore: Callable[[], None]
     optimizer: str | loop.MakeOptimizer
-    progress: bool | OnStep
+    progress: bool | OnProgress
 
     def fit_(self, config: FitRequest) -> Initialization:
         self.restore()
@@ -439,7 +437,7 @@ class _Work:
             rates = rates[len(rates) // 2 :: -1]
         candidates = [one for rate in rates for one in self._candidates(rate, results, result)]
         self.restore()
-        with race_bar(self.progress is True) as bar:
+        with report_progress(self.progress, "Racing") as report:
             trials = race_(
                 self.factory.model,
                 self.factory.problem.loss,
@@ -447,7 +445,7 @@ class _Work:
                 candidates,
                 **self._training(),
                 steps=steps,
-                on_step=self.progress if callable(self.progress) else bar,
+                progress=report,
             )
         winner = trials[0]
         if winner.survived and winner.outcome != LEARNED:

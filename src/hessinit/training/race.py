@@ -27,14 +27,13 @@ from hessinit.problem.preserve import (
 )
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.validate import all_finite
+from hessinit.progress import OnProgress, StepCounter
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop
 from hessinit.training.data import copy_to, device_of, generator, read_data, seed_everything
 from hessinit.training.trial import LEAST_FALL, LONGER, half_of, judge, own_order
 
 HOLD_OUT = 5  # batches are held out if there are at least this many, and then one in this many
-
-OnStep = Callable[[int, int, str], object]
 
 
 class Candidate(NamedTuple):
@@ -104,7 +103,7 @@ def race_(
     loss_range: LossRange = UNKNOWN,
     forward: Forward | None = None,
     seed: int = 0,
-    on_step: OnStep | None = None,
+    progress: OnProgress | None = None,
 ) -> list[Trial]:
     """Train every candidate briefly and leave the initial weights of the best one in the model.
 
@@ -118,11 +117,20 @@ def race_(
     The score is the mean loss of the last third. The winner is the first. If it did not survive,
     nobody has, and the old weights are back. All but the weights is left as found; whatever is
     raised, the weights are, too. Costs 7/12 of `steps` for a candidate, on average, and memory for
-    its weights, buffers and optimizer. `on_step(done, planned, name)` is called after each step.
+    its weights, buffers and optimizer. `progress` is called after each step.
     """
     with untouched_model(model, loss, forward) as found:
         trainer = _Trainer(
-            model, loss, forward, data, optimizer, momentum, loss_range, seed, found, on_step
+            model,
+            loss,
+            forward,
+            data,
+            optimizer,
+            momentum,
+            loss_range,
+            seed,
+            found,
+            StepCounter("steps", progress),
         )
         runs = [trainer.start(candidate) for candidate in candidates]
         ends = sorted({math.ceil(steps * part / 3) for part in (1, 2, 3)})
@@ -187,7 +195,7 @@ def survives(
         refusals = (RuntimeError, ValueError, IndexError, TypeError) if chosen is halves else ()
         with contextlib.suppress(*refusals), untouched_model(model, loss, forward) as found:
             trainer = _Trainer(
-                model, loss, forward, data, optimizer, momentum, loss_range, seed, found, None
+                model, loss, forward, data, optimizer, momentum, loss_range, seed, found
             )
             run = trainer.start(Candidate("present weights", lr, lambda: None))
             trainer.train(run, steps)
@@ -250,13 +258,11 @@ class _Trainer:
     loss_range: LossRange
     seed: int
     found: ModelState
-    on_step: OnStep | None
-    done: int = 0
-    planned: int = 0
+    counter: StepCounter = field(default_factory=lambda: StepCounter("steps"))
 
     def plan(self, count: int, ends: Sequence[int]) -> None:
         for length in (end - start for start, end in itertools.pairwise((0, *ends))):
-            self.planned += count * length
+            self.counter.expect(count * length)
             count = _better_half(count)
 
     def rank(self, run: _Run, lowest: float) -> float:
@@ -295,9 +301,7 @@ class _Trainer:
 
         def after_step(number: int, value: float) -> None:
             run.scored.append(self._held_out_loss(number) if self.data.held_out else value)
-            self.done += 1
-            if self.on_step is not None:
-                self.on_step(self.done, max(self.done, self.planned), run.candidate.name)
+            self.counter.step(run.candidate.name)
 
         with self.found.with_stand_ins(self.seed, run.initial):
             if run.state is not None:
