@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hessinit.curvature.engines import build_engine
-from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.engines import LanczosSettings, build_engine
+from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import cost_of
 from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError
@@ -25,7 +26,7 @@ from hessinit.problem.validate import check_switches, check_whole, unwrap
 from hessinit.results import advice as results
 from hessinit.training import optimizer_rules as rules
 from hessinit.training import rate_search
-from hessinit.training.trial import STEPS, prepare_trials
+from hessinit.training.trial import LENGTHS, TrainingSetup, prepare_trials
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,7 +45,7 @@ def advise(
     betas: tuple[float, float] | None = None,
     eps: float | None = None,
     weight_decay: float | None = None,
-    trial_steps: int = STEPS,
+    trial_steps: int = LENGTHS.steps,
     strict: bool = False,
     distributed: str | None = None,
     **options: Unpack[rules.CurvatureOptions],
@@ -85,74 +86,53 @@ def advise(
     # One mask of dropout, as in `initialize_` and `track`: it is for a model that trains.
     usual: Any = {"dropout": "freeze", "tolerance": 0.01, **options}
     curvature, settings, given = rules.read_curvature_options(model, loss, usual)
-    steps = rules.build_optimizer_rule(
+    rule = rules.build_optimizer_rule(
         optimizer,
         model,
         lr=lr,
         layers=given["layers"],
-        momentum=momentum,
-        betas=betas,
-        eps=eps,
-        weight_decay=weight_decay,
+        settings={
+            "momentum": momentum,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        },
     )
     problem = Problem(
-        model, loss, batch, **{**given, "layers": sorted(steps.rates) or given["layers"]}
+        model, loss, batch, **{**given, "layers": sorted(rule.rates) or given["layers"]}
     )
     with problem.settings():
         evaluations = evaluate(problem)
         if problem.dropout == "freeze":
             check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
-        assert steps.rule is not None
-        try:
-            engine = build_engine(evaluations, curvature, settings)
-            limit = rules.find_stability_limit(
-                steps, engine, evaluations, settings, semidefinite=curvature == "gauss-newton"
-            )
-            del engine  # a gradient is timed: what the engine holds must not stand beside its graph
-        except DerivativeError as failure:
-            if not trial_steps:
-                raise
-            limit = rules.StabilityLimit.unknown(steps.rule, str(failure))
-        notes = (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check))
-        shared = measure.facts_of(problem, evaluations)
-        facts = {
-            "curvature": curvature,
-            **{name: shared[name] for name in ("loss", "examples", "versions")},
-        }
-        facts["weights"] = tuple(
-            layer.name for layer in measure.in_running_order(problem, evaluations)
-        )
-        facts["parameters"] = sum(layer.size for layer in problem.layers)
-        facts["notes"] = (
-            *notes,
-            *steps.notes,
-            *measure.note_uncounted(problem, steps.moved),
+        limit = _find_limit(rule, evaluations, curvature, settings, needed=not trial_steps)
+        facts = _facts_of(problem, evaluations, curvature)
+        facts["notes"] += (
+            *rule.notes,
+            *measure.note_uncounted(problem, rule.moved),
             *limit.notes,
         )
-        for one in evaluations:
-            one.forget()
+        for evaluation in evaluations:
+            evaluation.forget()
     tried = None
     warmup = None
     if trial_steps:
-        build = rate_search.builder(steps, optimizer, unwrap(model))
-        forward = given.get("forward")
-        seed = given["seed"]
+        inside = unwrap(model)
+        build = rules.optimizer_builder(rule, optimizer, inside)
+        setup = TrainingSetup(inside, loss, build, given.get("forward"), given["seed"])
         try:
-            with prepare_trials(
-                unwrap(model), loss, problem.batches, forward=forward, seed=seed
-            ) as setting:
-                tried = rate_search.search_rate(setting, build, steps, limit.best, trial_steps)
-                if steps.lr is not None and steps.lr > tried.rate:
-                    warmup = rate_search.try_warmup(setting, build, steps.lr)
-        except (
-            Exception
-        ) as failure:  # what can be measured need not be trainable, as an RNN in eval mode
+            with prepare_trials(setup, problem.batches) as setting:
+                tried = rate_search.search_rate(setting, rule, limit.best, trial_steps)
+                if rule.lr is not None and rule.lr > tried.rate:
+                    warmup = rate_search.try_warmup(setting, rule.lr)
+        # What can be measured need not be trainable, as an RNN in eval mode.
+        except Exception as failure:
             facts["notes"] += (
                 f"No trial of the learning rate, as a training step failed: {failure}",
             )
     with problem.settings():
         facts |= cost_of(problem, evaluations, started)
-    advice = _advice(steps, limit, facts)
+    advice = _advise_by_limit(rule, limit, facts)
     if tried is not None:
         advice = results.with_trials(advice, tried, warmup)
     if not advice.converged:
@@ -165,51 +145,87 @@ def advise(
     return advice
 
 
-def _advice(
-    steps: rules.OptimizerRule, limit: rules.StabilityLimit, facts: dict[str, Any]
+def _find_limit(
+    rule: rules.OptimizerRule,
+    evaluations: Sequence[Evaluation],
+    curvature: str,
+    settings: LanczosSettings,
+    *,
+    needed: bool,
+) -> rules.StabilityLimit:
+    """Return the stability limit; an unknown one without a curvature, unless it is `needed`."""
+    assert rule.rule is not None
+    try:
+        engine = build_engine(evaluations, curvature, settings)
+        return rules.find_stability_limit(
+            rule, engine, evaluations, settings, semidefinite=curvature == "gauss-newton"
+        )
+    except DerivativeError as failure:
+        if needed:
+            raise
+        return rules.StabilityLimit.unknown(rule.rule, str(failure))
+
+
+def _facts_of(
+    problem: Problem, evaluations: Sequence[Evaluation], curvature: str
+) -> dict[str, Any]:
+    """Return the fields of the advice that describe the problem."""
+    shared = measure.facts_of(problem, evaluations)
+    layers = measure.in_running_order(problem, evaluations)
+    return {
+        "curvature": curvature,
+        **{name: shared[name] for name in ("loss", "examples", "versions")},
+        "weights": tuple(layer.name for layer in layers),
+        "parameters": sum(layer.size for layer in problem.layers),
+        "notes": (
+            *measure.notes_on(problem, evaluations),
+            *measure.note_unchecked(problem.check),
+        ),
+    }
+
+
+def _advise_by_limit(
+    rule: rules.OptimizerRule, limit: rules.StabilityLimit, facts: dict[str, Any]
 ) -> results.LearningRateAdvice:
-    rule = limit.rule
-    lr = steps.lr or None
-    if math.isnan(limit.norm.value):
-        reason = say.explain_unknown(limit.norm.reason)
+    """Return the advice that follows from the stability limit alone."""
+    lr = rule.lr or None
+    if isinstance(limit.rule, AdamRule) or limit.ends is None:
+        best_reason, stable_reason = _explain(limit)
         return results.LearningRateAdvice(
-            optimizer=steps.name,
+            optimizer=rule.name,
             lr=lr,
-            learning_rate=math.nan,
-            learning_rate_reason=reason,
-            stable_learning_rate=math.nan,
-            stable_reason=reason,
+            learning_rate=limit.best,
+            learning_rate_reason=best_reason,
+            stable_learning_rate=limit.stable,
+            stable_reason=stable_reason,
             norm=limit.norm,
-            warmup=results.untried_warmup(lr, math.nan),
+            frozen=limit.frozen,
+            warmup=results.untried_warmup(lr, limit.best),
             **facts,
         )
-    if not isinstance(rule, AdamRule):
-        assert limit.ends is not None
-        return replace(
-            results.advise_descent(rule, *limit.ends, lr=lr, **facts), optimizer=steps.name
-        )
+    advice = results.advise_descent(limit.rule, *limit.ends, lr=lr, **facts)
+    return replace(advice, optimizer=rule.name)
+
+
+def _explain(limit: rules.StabilityLimit) -> tuple[str, str]:
+    """Return the reasons of the best and the stable rate of Adam, or of an unknown limit."""
     norm = limit.norm.value
-    first = limit.first_step
+    if math.isnan(norm):
+        unknown = say.explain_unknown(limit.norm.reason)
+        return unknown, unknown
+    rule = limit.rule
+    assert isinstance(rule, AdamRule)
     best = rule.best(norm)
-    why_best, why_stable = say.explain_adaptive(norm, best, limit.stable, rule.decoupled_decay)
-    if first < best:
-        why_best = (
+    reasons = say.explain_adaptive(norm, best, limit.stable, rule.decoupled_decay)
+    best_reason, stable_reason = reasons
+    if limit.first_step < best:
+        best_reason = (
             "The first step sets it: it lowers the quadratic model of the loss most at this rate."
         )
-    if 2 * first <= rule.stability_limit(norm) < math.inf:
-        why_stable = (
-            "Above it the first step, equally long in every weight, raises the quadratic model of the loss; "
-            f"with P fixed, later steps grow above {format_number(rule.stability_limit(norm))}."
+    later = rule.stability_limit(norm)
+    if 2 * limit.first_step <= later < math.inf:
+        stable_reason = (
+            "Above it the first step, equally long in every weight, raises the quadratic model of "
+            f"the loss; with P fixed, later steps grow above {format_number(later)}."
         )
-    return results.LearningRateAdvice(
-        optimizer=steps.name,
-        lr=lr,
-        learning_rate=limit.best,
-        learning_rate_reason=why_best,
-        stable_learning_rate=limit.stable,
-        stable_reason=why_stable,
-        norm=limit.norm,
-        frozen=limit.frozen,
-        warmup=results.untried_warmup(lr, limit.best),
-        **facts,
-    )
+    return best_reason, stable_reason
