@@ -25,7 +25,7 @@ import torch  # noqa: E402
 
 from arena.tasks import CPU, NORMALIZED, Task  # noqa: E402
 from hessinit.init.scales import ProblemFactory, ScaledModel  # noqa: E402
-from hessinit.problem.problem import ProblemOptions  # noqa: E402
+from hessinit.problem.functional import ProblemOptions  # noqa: E402
 from hessinit.training import initialize  # noqa: E402
 
 REPEATS = 3

@@ -21,6 +21,7 @@ from torch import nn  # noqa: E402
 
 from hessinit.curvature.evaluation import evaluate  # noqa: E402
 from hessinit.measurement.quadratic_form import SharedPass, draw_random, quadratic_form  # noqa: E402
+from hessinit.problem.functional import FunctionalProblem  # noqa: E402
 from hessinit.problem.problem import Problem  # noqa: E402
 
 WIDTHS = (784, 512, 256, 128, 64, 10)
@@ -65,12 +66,12 @@ def best_times(calls: dict[str, Callable[[], object]], repetitions: int) -> dict
 def time_parts(network: Network, repetitions: int) -> dict[str, float]:
     """The stages of one call, each alone; the remainder is the passes of the single layers."""
     arguments = (network.model, network.loss, network.batch)
-    problem = Problem(*arguments)
+    problem = FunctionalProblem(Problem(*arguments))
     with problem.settings():
         (evaluation,) = evaluate(problem)
         return best_times(
             {
-                "checks and copies": lambda: Problem(*arguments),
+                "checks and copies": lambda: FunctionalProblem(Problem(*arguments)),
                 "forward, and its check": lambda: evaluate(problem),
                 "shared backward": lambda: SharedPass(evaluation),
                 "drawing directions": lambda: [

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hessinit.measurement.measure import jacobian as jacobian
     from hessinit.measurement.measure import measure as measure
     from hessinit.measurement.quadratic_form import quadratic_form as quadratic_form
+    from hessinit.problem.problem import Problem as Problem
     from hessinit.results.advice import LearningRateAdvice as LearningRateAdvice
     from hessinit.results.comparison import Comparison as Comparison
     from hessinit.results.comparison import Run as Run

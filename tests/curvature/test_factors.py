@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import hessinit
 from hessinit.curvature.evaluation import Evaluation, LossFactor, check_curved, evaluate, factor_loss_hessian
 from hessinit.curvature.layer_uses import find_uses, read_call
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from tiny import labels
 
@@ -88,7 +89,7 @@ def evaluation(loss: Callable[..., Tensor], targets: Tensor) -> Evaluation:
     model = nn.Linear(6, 3, bias=False).double()
     with torch.no_grad():
         model.weight.copy_(torch.randn(3, 6))
-    (found,) = evaluate(Problem(model, loss, (torch.eye(6).double(), targets)))
+    (found,) = evaluate(FunctionalProblem(Problem(model, loss, (torch.eye(6).double(), targets))))
     return found
 
 
@@ -147,7 +148,9 @@ def test_a_weak_tie_between_examples_is_noticed_among_many_outputs() -> None:
         mean = output.softmax(1).mean(0)
         return F.cross_entropy(output, target) + 0.01 * (mean * mean.log()).sum()
 
-    (found,) = evaluate(Problem(nn.Linear(2, 300), loss, (torch.randn(6, 2), torch.arange(6))))
+    (found,) = evaluate(
+        FunctionalProblem(Problem(nn.Linear(2, 300), loss, (torch.randn(6, 2), torch.arange(6))))
+    )
     assert factor_loss_hessian(found) == "the loss couples the examples"
 
 
@@ -160,6 +163,6 @@ def test_a_loss_that_is_linear_in_the_output_is_refused_and_a_saturated_one_call
         with torch.no_grad():
             model.weight.copy_(size * torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]))
         sure = lambda z, t, factor=1e6 / size: F.cross_entropy(factor * z, t)  # noqa: E731
-        (found,) = evaluate(Problem(model, sure, (torch.randn(6, 2), labels())))
+        (found,) = evaluate(FunctionalProblem(Problem(model, sure, (torch.randn(6, 2), labels()))))
         with pytest.raises(hessinit.ProblemError, match="is saturated: it bends at smaller outputs"):
             find(found)

@@ -17,6 +17,7 @@ from hessinit.curvature import evaluation as evaluations
 from hessinit.curvature import tangents
 from hessinit.curvature.evaluation import Evaluation, SoftmaxHessian, evaluate
 from hessinit.curvature.probes import random_like
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from tiny import Calling
 
@@ -79,12 +80,12 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
-def problem_of(model: nn.Module, **options: Any) -> Problem:
+def problem_of(model: nn.Module, **options: Any) -> FunctionalProblem:
     torch.manual_seed(1)
     first = next(model.parameters())
     shape = IMAGES if first.ndim == 4 else (6,)
     batch = torch.randn(5, *shape), torch.randint(3, (5,))
-    return Problem(model, Summed(), batch, dtype=torch.float64, **options)
+    return FunctionalProblem(Problem(model, Summed(), batch, dtype=torch.float64, **options))
 
 
 class Summed(nn.Module):
@@ -170,7 +171,7 @@ def test_the_hessian_of_a_cross_entropy_is_found_in_closed_form(
         def forward(self, x: Tensor) -> Tensor:
             return x + self.weight
 
-    problem = Problem(Bias(), loss, (torch.randn(shape), target), dtype=torch.float64)
+    problem = FunctionalProblem(Problem(Bias(), loss, (torch.randn(shape), target), dtype=torch.float64))
     with problem.settings():
         (one,) = evaluate(problem)
         assert one.softmax is not None
@@ -186,7 +187,9 @@ def test_the_hessian_of_a_cross_entropy_is_found_in_closed_form(
 
 
 def test_another_loss_is_not_taken_for_a_cross_entropy() -> None:
-    problem = Problem(nn.Linear(6, 7), nn.MSELoss(), (torch.randn(5, 6), torch.randn(5, 7)))
+    problem = FunctionalProblem(
+        Problem(nn.Linear(6, 7), nn.MSELoss(), (torch.randn(5, 6), torch.randn(5, 7)))
+    )
     with problem.settings():
         (one,) = evaluate(problem)
         assert SoftmaxHessian.found(one.at_output.gradient[0].detach(), one.at_output, 0) is None

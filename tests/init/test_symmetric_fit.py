@@ -18,7 +18,7 @@ from hessinit.init.defaults import KAPPA, KAPPA_ADAM, Config
 from hessinit.init.fit import fit_
 from hessinit.init.scales import ProblemFactory
 from hessinit.init.weights import find_targets, snapshot
-from hessinit.problem.problem import ProblemOptions
+from hessinit.problem.functional import ProblemOptions
 from hessinit.training.initialize import initialize_
 from tiny import inputs, labels, raise_from
 

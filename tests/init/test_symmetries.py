@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations
 from hessinit.init.scales import ProblemFactory
 from hessinit.init.symmetric_fit import find_blocks
 from hessinit.init.symmetries import Symmetries, find_symmetries
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from tiny import Net, inputs, labels
 
@@ -78,7 +79,7 @@ def prepared(model: nn.Module) -> nn.Module:
 
 def find(model: nn.Module, batch: Any, fixed: Sequence[str] = ()) -> Symmetries:
     loss = text_loss if batch is TEXT else LOSS
-    problem = Problem(model, loss, batch, dropout="freeze", check=False)
+    problem = FunctionalProblem(Problem(model, loss, batch, dropout="freeze", check=False))
     with problem.settings():
         return find_symmetries(problem, fixed)
 

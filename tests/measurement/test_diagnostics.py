@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hessinit.curvature.evaluation import evaluate
 from hessinit.measurement.diagnostics import SATURATED_BELOW, diagnose
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import Diagnostics
 from tiny import Net
@@ -25,7 +26,7 @@ SQUARED = nn.MSELoss()
 
 def diagnosis(model: nn.Module, loss: Any, batch: Any, **options: Any) -> dict[str, Diagnostics]:
     """By layer, as the report names it."""
-    problem = Problem(model, loss, batch, **options)
+    problem = FunctionalProblem(Problem(model, loss, batch, **options))
     with problem.settings():
         found = diagnose(problem, evaluate(problem))
     assert list(found) == [layer.parameter for layer in problem.layers]

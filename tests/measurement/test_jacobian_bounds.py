@@ -19,6 +19,7 @@ import hessinit
 from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
 from hessinit.measurement.bounds import jacobian_bounds
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import JacobianBounds
 from tiny import Net
@@ -28,7 +29,7 @@ def measured_bounds(
     model: nn.Module, loss: Any, batch: Any, *, tolerance: float = 1e-3, **settings: Any
 ) -> dict[str, JacobianBounds]:
     """By layer name, in double precision unless told otherwise."""
-    problem = Problem(model, loss, batch, **{"dtype": torch.float64, **settings})
+    problem = FunctionalProblem(Problem(model, loss, batch, **{"dtype": torch.float64, **settings}))
     with problem.settings():
         found = jacobian_bounds(problem, evaluate(problem), LanczosSettings(tolerance, 200, 0))
     return {layer.name: found[layer.parameter] for layer in problem.layers}

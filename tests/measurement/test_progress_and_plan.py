@@ -18,6 +18,7 @@ import hessinit
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.progress import Progress, ProgressState
 from hessinit.measurement import plan as costs
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from hessinit.training.workers import measuring_bar
 from tiny import LOSS, batch, network
@@ -202,7 +203,9 @@ def test_the_expected_memory_counts_what_the_graph_saves_once() -> None:
     def saved(examples: int) -> int:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
-        problem = Problem(model, nn.MSELoss(), (torch.randn(examples, 4), torch.randn(examples, 2)))
+        problem = FunctionalProblem(
+            Problem(model, nn.MSELoss(), (torch.randn(examples, 4), torch.randn(examples, 2)))
+        )
         with problem.settings():
             return costs._saved_bytes(evaluate(problem)[0])
 

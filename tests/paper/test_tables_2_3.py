@@ -15,6 +15,7 @@ from hessinit.paper.datasets import load_images
 from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
 from hessinit.paper.networks import build, glorot_
 from hessinit.paper.tables_2_3 import APPROXIMATION, CASES, EXACT, divide, share_within
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from hessinit.results.result import Plain
 from hessinit.training.data import derive, generator
@@ -58,7 +59,9 @@ def test_ratios_are_those_of_dense_autograd(table: Any, case: str) -> None:
     model = build(table.variants[setting.variant].network, images.shape, activation)
     glorot_(model, generator(0, "weights"))
     batch = images.batch(images.draw(size, generator(0, "batch")), flat=table.name == "table-2")
-    problem = Problem(model, LOSS, batch, layers=list(table.rows), seed=derive(0, "directions"))
+    problem = FunctionalProblem(
+        Problem(model, LOSS, batch, layers=list(table.rows), seed=derive(0, "directions"))
+    )
     for layer in problem.layers:
         direction = next(draw_random(problem, layer, 1, 1)).tensor[0]
         truth = true_ratio(model, batch, layer.parameter, direction)

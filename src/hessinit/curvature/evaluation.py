@@ -16,7 +16,8 @@ from hessinit.curvature import krylov, layer_uses, probes, tangents
 from hessinit.errors import DerivativeError, ProblemError, WeightsError
 from hessinit.problem.batches import Batch, cast, tensors_in
 from hessinit.problem.determinism import check_forward
-from hessinit.problem.problem import Problem, explained_derivatives
+from hessinit.problem.explained import explained_derivatives
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.validate import name_large_inputs
 
 Direction = Mapping[str, Tensor]
@@ -43,14 +44,14 @@ def output_at(
         return problem.output(batch, weights=weights, plain=True).detach()
 
 
-def weights_in(problem: Problem, dtype: torch.dtype) -> dict[str, Tensor]:
+def weights_in(problem: FunctionalProblem, dtype: torch.dtype) -> dict[str, Tensor]:
     own = {**problem.leaves, **problem.constants}
     return {name: cast(weight, dtype, weight.device) for name, weight in own.items()}
 
 
 @contextlib.contextmanager
 def moved(
-    problem: Problem, direction: Direction, step: float, dtype: torch.dtype
+    problem: FunctionalProblem, direction: Direction, step: float, dtype: torch.dtype
 ) -> Iterator[dict[str, Tensor]]:
     """The moved weights, also as `.data` of the model's own parameters; their storage is not written to."""
     weights = weights_in(problem, dtype)
@@ -81,7 +82,7 @@ _LAST_PLACES = 16
 class OutputLoss:
     """The loss as a function of the output of some examples, cut off from the model."""
 
-    def __init__(self, problem: Problem, output: Tensor, batch: Batch) -> None:
+    def __init__(self, problem: FunctionalProblem, output: Tensor, batch: Batch) -> None:
         self.problem = problem
         self.batch = batch
         self._output = output
@@ -200,7 +201,7 @@ class Evaluation:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: FunctionalProblem,
         batch: Batch,
         weight: float = 1.0,
         weights: Mapping[str, Tensor] | None = None,
@@ -214,13 +215,20 @@ class Evaluation:
         self._weights = weights
         self.passed: set[str] = set()  # the checks of derivatives that were made
         self.separable = False  # whether a part of the batch can be evaluated alone
+        self.drew = False  # random numbers, in the first call
+        self.casts_output = False  # to a lower precision than that of the weights
         self.factor: LossFactor | None = None  # of `H_z`, where an engine needed it
 
     @classmethod
-    def inspected(cls, problem: Problem, batch: Batch) -> Evaluation:
+    def inspected(cls, problem: FunctionalProblem, batch: Batch) -> Evaluation:
         """An evaluation that was checked: finite, deterministic, and a function of the weights."""
         one = cls(problem, batch)
-        one.output, one.loss, one.separable = check_forward(problem, batch)
+        call, one.separable = check_forward(problem, batch)
+        one.output = call.output
+        one.loss = call.loss
+        one.drew = call.drew
+        one.casts_output = call.casts_output
+        del call
         one.loss_value = float(one.loss.detach())
         if one.output.numel() > _LARGE_OUTPUT:
             del (
@@ -382,7 +390,7 @@ def evaluate_at(evaluation: Evaluation, weights: Mapping[str, Tensor] | None = N
     return Evaluation(evaluation.problem, evaluation.batch, weights={**weights, **leaves})
 
 
-def evaluate(problem: Problem) -> list[Evaluation]:
+def evaluate(problem: FunctionalProblem) -> list[Evaluation]:
     """One evaluation for each batch, weighted by its examples if the loss is a mean."""
     evaluations = [Evaluation.inspected(problem, batch) for batch in problem.batches]
     if len(evaluations) == 1:

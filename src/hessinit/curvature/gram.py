@@ -297,7 +297,7 @@ def trace_grams(
     step = _examples_at_once(plan, root, size)
     # Only rows by example can be split, and no frozen random draw.
     in_order = size == evaluation.batch.size and not any(one.time_first for one in plan)
-    if split and step < size and in_order and not problem.drew:
+    if split and step < size and in_order and not evaluation.drew:
         outlines = [_outline(one, size) for one in plan]
         # The graph of the whole batch must not stand beside those of the pieces: nothing may hold
         # on to it.

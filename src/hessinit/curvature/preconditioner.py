@@ -12,7 +12,7 @@ from torch import Tensor
 from hessinit.curvature import engines, lanczos, operators
 from hessinit.curvature.evaluation import Evaluation, evaluate, find_reduction
 from hessinit.problem.batches import Batch, map_tensors
-from hessinit.problem.problem import Problem
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.results.advice import check_fraction, check_nonnegative
 from hessinit.results.curvature_report import Estimate
 
@@ -165,7 +165,7 @@ def measure_adam(
     return AdamCurvature(norm, best, frozen, tuple(notes))
 
 
-def best_adam_rate(problem: Problem, rule: AdamRule) -> float:
+def best_adam_rate(problem: FunctionalProblem, rule: AdamRule) -> float:
     """The learning rate of the largest guaranteed decrease of Adam, as in `advise`."""
     with problem.settings():
         evaluations = evaluate(problem)

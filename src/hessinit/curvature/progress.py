@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.probes import Operator
-from hessinit.problem.problem import Problem
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.validate import layer_name
 
 QUIET_SECONDS = 2.0
@@ -150,7 +150,7 @@ class TimedGradient(NamedTuple):
     by_leaf: dict[str, Tensor]
 
 
-def timed_gradient(problem: Problem, weights: Sequence[float] = ()) -> TimedGradient:
+def timed_gradient(problem: FunctionalProblem, weights: Sequence[float] = ()) -> TimedGradient:
     """Forward and backward of all batches by the measured weights, on warm caches.
 
     The model runs as in every evaluation of the problem, on copies of the weights; nothing of it
@@ -180,7 +180,7 @@ def in_gradients(seconds: float | None, gradient: float | None) -> float | None:
 
 
 def cost_of(
-    problem: Problem,
+    problem: FunctionalProblem,
     evaluations: Sequence[Evaluation],
     started: float,
     gradient: float | None = None,
@@ -193,7 +193,7 @@ def cost_of(
     return {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
 
 
-def clock(problem: Problem) -> float:
+def clock(problem: FunctionalProblem) -> float:
     if problem.device.type == "cuda":
         torch.cuda.synchronize(problem.device)
     return time.perf_counter()

@@ -83,8 +83,9 @@ class Rounding:
     network: RoundingError
 
     @classmethod
-    def of(cls, found: Mapping[str, Difference], evaluation: Evaluation) -> Rounding:
-        precision = evaluation.problem.precision
+    def of(
+        cls, found: Mapping[str, Difference], evaluation: Evaluation, precision: str
+    ) -> Rounding:
         unit = "float32" if precision == "full" else precision
         whole = replace(Difference.of_all(list(found.values())).judge(), unit=unit)
         layers = {
@@ -101,19 +102,25 @@ class Rounding:
         return cls(layers, whole)
 
 
-def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Rounding:
+def relative_rounding(
+    evaluations: Sequence[Evaluation], curvature: str, precision: str | None = None
+) -> Rounding:
     """The error that rounding causes, from a random product with the curvature and the same in float64.
 
     Cancellation in the forward (BatchNorm of inputs 300 ± 0.1) shows here, and nowhere in the
     residuals of an iteration. Costs a gradient in float64 for Gauss-Newton, about three for the
-    exact Hessian.
+    exact Hessian. `precision` is that of the products, if it is not the problem's.
     """
     problem = evaluations[0].problem
+    precision = precision or problem.precision
+    drew = any(evaluation.drew for evaluation in evaluations)
     if problem.dtype == torch.float64:
         # A forward that casts its output to float32 rounds it all the same.
-        own = RoundingError(float(torch.finfo(torch.float32).eps) if problem.casts_output else 0.0)
+        own = RoundingError(
+            float(torch.finfo(torch.float32).eps) if evaluations[0].casts_output else 0.0
+        )
         return Rounding(dict.fromkeys(problem.leaves, own), own)
-    full = problem.precision == "full"
+    full = precision == "full"
     if curvature == "gauss-newton" and (full or all(one.separable for one in evaluations)):
         # Float64 convolutions are several times as slow as float32 ones, and take more memory.
         # Examples that see each other, as with BatchNorm, see fewer here, and round alike.
@@ -123,15 +130,18 @@ def relative_rounding(evaluations: Sequence[Evaluation], curvature: str) -> Roun
         for one in evaluations if problem.device.type == "cuda" else ():
             one.forget()
         with contextlib.suppress(Exception):  # a loss that needs the whole batch
-            found = _compare(some, curvature)
+            found = _compare(some, curvature, precision, drew)
             limit = _ORDINARY if full else math.inf
             if all(one.single > 0 and one.judge().relative < limit for one in found.values()):
-                return Rounding.of(found, evaluations[0])
-    return Rounding.of(_compare(evaluations, curvature), evaluations[0])
+                return Rounding.of(found, evaluations[0], precision)
+    found = _compare(evaluations, curvature, precision, drew)
+    return Rounding.of(found, evaluations[0], precision)
 
 
-def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Difference]:
-    found = [_repeat(evaluation, curvature) for evaluation in evaluations]
+def _compare(
+    evaluations: Sequence[Evaluation], curvature: str, precision: str, drew: bool
+) -> dict[str, Difference]:
+    found = [_repeat(evaluation, curvature, precision, drew) for evaluation in evaluations]
     if len(found) == 1:
         return Difference.of_each(*found[0])
     sums: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
@@ -143,17 +153,19 @@ def _compare(evaluations: Sequence[Evaluation], curvature: str) -> dict[str, Dif
     return Difference.of_each(*sums)
 
 
-def _repeat(evaluation: Evaluation, curvature: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _repeat(
+    evaluation: Evaluation, curvature: str, precision: str, drew: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     problem = evaluation.problem
     single = _product(evaluation, curvature)
-    if not problem.drew:  # torch draws other numbers in float64: that would be another function
+    if not drew:  # torch draws other numbers in float64: that would be another function
         with contextlib.suppress(Exception):  # a forward that supports float32 only
             return single, _product(evaluate_at(evaluation), curvature)
     # Move the weights in their last digit instead.
     weights = weights_in(problem, problem.dtype)
     for name, leaf in problem.leaves.items():
         weights[name] = weights[name] * (
-            1 + _LAST_DIGIT[problem.precision] * _random(leaf, problem.seed).sign()
+            1 + _LAST_DIGIT[precision] * _random(leaf, problem.seed).sign()
         )
     return single, _product(evaluate_at(evaluation, weights), curvature)
 

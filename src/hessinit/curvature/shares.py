@@ -119,8 +119,9 @@ def _coupling(evaluation: Evaluation) -> str:
     alone = evaluation.separable or not any(
         one.training or one.running_mean is None for one in modules
     )
-    if size > 1 and problem.dropout != "freeze" and output.ndim and output.shape[0] == size:
-        alone = evaluation.separable  # it was tried
+    was_tried = problem.dropout != "freeze" or not evaluation.drew
+    if size > 1 and was_tried and output.ndim and output.shape[0] == size:
+        alone = evaluation.separable
     if not alone:
         return "the model's output for an example depends on others (as by BatchNorm in train mode)"
     return "" if _loss_is_apart(evaluation) else "the loss compares the examples of a batch"

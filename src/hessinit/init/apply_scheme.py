@@ -20,7 +20,8 @@ from torch import nn
 
 from hessinit.errors import ProblemError, check_positive, choose, did_you_mean
 from hessinit.init import draws, mean_field, trace, weights
-from hessinit.problem.problem import Forward, uninterrupted
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Forward
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import check_model, check_present, check_switches, unwrap
 from hessinit.results.initialization import PlannedWeight, SchemePlan

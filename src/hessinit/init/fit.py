@@ -17,7 +17,7 @@ from hessinit.init.defaults import NOT_SCALED, SYMMETRIES, Config, Goal, Network
 from hessinit.init.scales import ProblemFactory, ScaledModel
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target, TracedWeights
-from hessinit.problem.problem import ProblemOptions
+from hessinit.problem.functional import ProblemOptions
 from hessinit.problem.validate import layer_name
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry

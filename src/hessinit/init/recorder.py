@@ -22,8 +22,9 @@ from hessinit.init import trace
 from hessinit.init.layer_functions import COMPOSITES, LAYERS, WEIGHT_FUNCTIONS, arguments
 from hessinit.problem.batches import cast, map_tensors, tensors_in
 from hessinit.problem.double_backward import twice_differentiable
+from hessinit.problem.explained import explain_module
 from hessinit.problem.preserve import UserState, untouched_random_state
-from hessinit.problem.problem import Forward, explain_module
+from hessinit.problem.problem import Forward
 
 Add = Callable[..., trace.Signal]  # `Trace.add` with a shape
 _BY_CHANNEL = ("mul", "div", "prelu")

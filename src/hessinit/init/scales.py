@@ -31,7 +31,8 @@ from hessinit.init.weights import Target
 from hessinit.measurement.loss_range import LossRange, find_loss_range
 from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on
 from hessinit.problem.batches import Batch
-from hessinit.problem.problem import Loss, Problem, ProblemOptions
+from hessinit.problem.functional import FunctionalProblem, ProblemOptions
+from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.validate import Layer, all_finite, layer_name
 from hessinit.results.curvature_report import CurvatureReport
 
@@ -62,16 +63,16 @@ class ProblemFactory:
         default_factory=dict
     )  # what was measured at the user's weights
     norms: dict[tuple[Any, ...], float] = field(default_factory=dict)  # by a digest of the weights
-    _first: Problem | None = None
+    _first: FunctionalProblem | None = None
 
-    def problem(self, measured: bool = False) -> Problem:
+    def problem(self, measured: bool = False) -> FunctionalProblem:
         """The first problem to be `measured` has its derivatives checked."""
         check = measured and self.check
         self.check = self.check and not measured
         if self._first is not None:
             return self._first.at_present_weights(check)
         options: ProblemOptions = {**self.options, "check": check}
-        found = Problem(self.model, self.loss, self.batch, **options)
+        found = FunctionalProblem(Problem(self.model, self.loss, self.batch, **options))
         # To write through a parametrization may exchange tensors; without, the values alone change.
         if not any(map(parametrize.is_parametrized, self.model.modules())):
             self._first = found
@@ -284,7 +285,7 @@ def network_estimator(evaluations: Sequence[Evaluation]) -> str:
     return "auto" if outputs <= _FEW_OUTPUTS else "lanczos"
 
 
-def _output_statistics(problem: Problem, batch: Batch) -> OutputStatistics:
+def _output_statistics(problem: FunctionalProblem, batch: Batch) -> OutputStatistics:
     with torch.enable_grad():  # for a forward that differentiates by its inputs
         output = problem.output(batch).detach()
     if not all_finite(output):

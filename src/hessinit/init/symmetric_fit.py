@@ -27,7 +27,7 @@ from hessinit.curvature.preconditioner import (
 )
 from hessinit.init.scales import ProblemFactory, finite_or_inf, network_estimator
 from hessinit.init.symmetries import Exponents, Symmetries, find_symmetries, output_change
-from hessinit.problem.problem import Problem
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import Symmetry
 
@@ -103,7 +103,7 @@ def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | Non
         return Blocks(tuple(scalable), tuple(rest))
 
 
-def _unused(problem: Problem) -> list[str]:
+def _unused(problem: FunctionalProblem) -> list[str]:
     with torch.enable_grad():
         total = problem.output(problem.batches[0]).sum()
     leaves = [*problem.leaves.values()]
@@ -111,7 +111,9 @@ def _unused(problem: Problem) -> list[str]:
     return [name for name, gradient in zip(problem.leaves, found, strict=True) if gradient is None]
 
 
-def _confirm_free(problem: Problem, symmetries: Symmetries, weights: Sequence[str]) -> Block | None:
+def _confirm_free(
+    problem: FunctionalProblem, symmetries: Symmetries, weights: Sequence[str]
+) -> Block | None:
     """All scale-free weights; without those that fail alone, as at a large eps, where all together do."""
     whole = _confirmed(problem, symmetries.scale_free(weights), weights)
     if whole is not None or not symmetries.divides:
@@ -125,7 +127,10 @@ def _confirm_free(problem: Problem, symmetries: Symmetries, weights: Sequence[st
 
 
 def _confirmed(
-    problem: Problem, exponents: Exponents | None, weights: Sequence[str], or_nearly: bool = False
+    problem: FunctionalProblem,
+    exponents: Exponents | None,
+    weights: Sequence[str],
+    or_nearly: bool = False,
 ) -> Block | None:
     """A block whose symmetry leaves the output where it is, at half and at twice the weights."""
     chosen = tuple(name for name in weights if exponents and exponents.get(name, 0.0) > 0)

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hessinit.problem.problem import Problem
+from hessinit.problem.functional import FunctionalProblem
 
 # A degree: the coefficients of the exponents x, by parameter. A tensor without one is a constant of
 # degree 0.
@@ -134,7 +134,7 @@ class Symmetries:
 
 
 def find_symmetries(
-    problem: Problem, fixed: Iterable[str] = (), *, nearly: bool = False
+    problem: FunctionalProblem, fixed: Iterable[str] = (), *, nearly: bool = False
 ) -> Symmetries:
     """The scaling symmetries of the forward that do not scale `fixed` parameters.
 
@@ -150,7 +150,7 @@ def find_symmetries(
     )
 
 
-def output_change(problem: Problem, *logs: Mapping[str, float]) -> float:
+def output_change(problem: FunctionalProblem, *logs: Mapping[str, float]) -> float:
     """The largest relative change of the output (rms) where each parameter is multiplied by e^log.
 
     Costs a forward of the first batch for each of `logs`, and one more.

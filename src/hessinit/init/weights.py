@@ -22,7 +22,8 @@ from hessinit.errors import ProblemError
 from hessinit.init.context import Downstream, upstream_of
 from hessinit.init.recorder import trace_forward
 from hessinit.init.trace import Signal, Step, WeightUse, parametrized_name, simplify
-from hessinit.problem.problem import Forward, uninterrupted
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Forward
 from hessinit.problem.validate import find_layers, layer_name, unwrap
 
 _ROLES = {

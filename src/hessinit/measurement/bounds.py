@@ -18,7 +18,7 @@ from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.singular_values import BatchedMap, SingularValues
 from hessinit.measurement import jacobians
-from hessinit.problem.problem import Problem
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.results.curvature_report import Estimate, JacobianBounds
 
 _DEPENDENT = "the examples depend on each other, so the batch counts as one"
@@ -26,7 +26,7 @@ _LARGEST_EXACT = 128
 
 
 def jacobian_bounds(
-    problem: Problem, evaluations: Sequence[Evaluation], settings: LanczosSettings
+    problem: FunctionalProblem, evaluations: Sequence[Evaluation], settings: LanczosSettings
 ) -> dict[str, JacobianBounds]:
     """The bounds of every leaf, by its parameter's name; to be called within `problem.settings()`.
 

@@ -23,7 +23,7 @@ from hessinit.curvature.evaluation import Evaluation, unused_leaves
 from hessinit.curvature.layer_uses import Node
 from hessinit.measurement.jacobians import REARRANGING, Consumers, activation_kind, consumers_of
 from hessinit.problem.batches import Batch, tensors_in
-from hessinit.problem.problem import Problem
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.results.curvature_report import Diagnostics
 
 Spot = tuple[Node, int]  # a node and which of its outputs
@@ -49,7 +49,7 @@ _RELATIVE_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def diagnose(
-    problem: Problem, evaluations: Sequence[Evaluation], *, gradients: bool = True
+    problem: FunctionalProblem, evaluations: Sequence[Evaluation], *, gradients: bool = True
 ) -> dict[str, Diagnostics]:
     """The diagnostics of each measured parameter's layer, by the parameter's name.
 

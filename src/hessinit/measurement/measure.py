@@ -32,7 +32,9 @@ from hessinit.errors import (
 )
 from hessinit.problem import validate
 from hessinit.problem.double_backward import matrix_products
-from hessinit.problem.problem import Forward, Loss, Problem, ProblemOptions, uninterrupted
+from hessinit.problem.functional import FunctionalProblem, ProblemOptions
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import (
     EVERYTHING,
@@ -61,7 +63,7 @@ SOFTWARE = {
 }
 
 
-def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> list[Layer]:
+def in_running_order(problem: FunctionalProblem, evaluations: Sequence[Evaluation]) -> list[Layer]:
     """The measured layers in the order in which the first batch's forward used them; unused ones last."""
     moments = {
         name: math.inf if one is None else one for name, one in evaluations[0].moments.items()
@@ -69,7 +71,7 @@ def in_running_order(problem: Problem, evaluations: Sequence[Evaluation]) -> lis
     return sorted(problem.layers, key=lambda layer: moments[layer.parameter])
 
 
-def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
+def notes_on(problem: FunctionalProblem, evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
     """Notes for the report: unused, frozen and random parts of the model, and what training would not do."""
     notes = [*_note_batch_norm(problem.model)]
     notes += [
@@ -87,7 +89,7 @@ def notes_on(problem: Problem, evaluations: Sequence[Evaluation]) -> tuple[str, 
         notes.append(
             f"{len(frozen)} frozen {'weight was' if len(frozen) == 1 else 'weights were'} left out."
         )
-    if problem.dropout == "freeze" and problem.drew:
+    if problem.dropout == "freeze" and any(one.drew for one in evaluations):
         notes.append(f"Random layers were frozen to one draw (seed {problem.seed}).")
     return tuple(notes)
 
@@ -116,7 +118,9 @@ def note_unchecked(check: bool) -> tuple[str, ...]:
     )
 
 
-def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tuple[str, ...]:
+def note_uncounted(
+    problem: FunctionalProblem, moved: Container[str] | None = None
+) -> tuple[str, ...]:
     """The note on trained parameters, such as biases, that the network's ‖H‖ does not include.
 
     `moved` are the names of the parameters that training moves; by default all that are not frozen.
@@ -136,7 +140,7 @@ def note_uncounted(problem: Problem, moved: Container[str] | None = None) -> tup
     )
 
 
-def versions_of(problem: Problem) -> dict[str, str]:
+def versions_of(problem: FunctionalProblem) -> dict[str, str]:
     """What the numbers were made with; also the model's class, which titles name."""
     kind = {
         "dtype": str(problem.dtype).removeprefix("torch."),
@@ -145,7 +149,7 @@ def versions_of(problem: Problem) -> dict[str, str]:
     return {**SOFTWARE, "device": str(problem.device), **kind}
 
 
-def facts_of(problem: Problem, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+def facts_of(problem: FunctionalProblem, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
     """The fields that the results of all measurements share."""
     return {
         "loss": sum(one.loss_value * one.weight for one in evaluations),
@@ -161,7 +165,7 @@ class Rows:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: FunctionalProblem,
         evaluations: list[Evaluation],
         curvature: str,
         estimator: str,
@@ -446,18 +450,20 @@ def measure(
     if top > max_iterations:
         why = f"top={top} with max_iterations={max_iterations}: every eigenvalue takes a step"
         raise ProblemError(f"{why}; pass max_iterations={top} or more.")
-    problem = Problem(
-        model,
-        loss,
-        batch,
-        layers=layers,
-        forward=forward,
-        dtype=dtype,
-        dropout=dropout,
-        reduction=reduction,
-        check=check,
-        seed=seed,
-        precision=precision,
+    problem = FunctionalProblem(
+        Problem(
+            model,
+            loss,
+            batch,
+            layers=layers,
+            forward=forward,
+            dtype=dtype,
+            dropout=dropout,
+            reduction=reduction,
+            check=check,
+            seed=seed,
+            precision=precision,
+        )
     )
     ranks: Ranks | None = cast(Any, distributed)  # by the decorator
     if ranks is not None and ranks.split == "batch" and (jacobians or diagnostics):
@@ -594,7 +600,7 @@ def jacobian(
 
 def _operator(kind: type[Kind], model: Any, loss: Any, batch: Any, options: ProblemOptions) -> Kind:
     check_names(options, ProblemOptions.__annotations__)
-    problem = Problem(model, loss, batch, **options)
+    problem = FunctionalProblem(Problem(model, loss, batch, **options))
     with problem.settings():
         evaluations = evaluate(problem)
         for evaluation in evaluations:

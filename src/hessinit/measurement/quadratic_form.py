@@ -19,7 +19,9 @@ from hessinit.curvature.probes import ProbeKind, ProbeStream
 from hessinit.curvature.progress import cost_of
 from hessinit.errors import ProblemError, check_names, choose, did_you_mean
 from hessinit.measurement.measure import facts_of, in_running_order, note_unchecked, notes_on
-from hessinit.problem.problem import Loss, Problem, ProblemOptions, uninterrupted
+from hessinit.problem.functional import FunctionalProblem, ProblemOptions
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.validate import Layer, check_model, check_whole, layer_name, unwrap
 from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
@@ -55,7 +57,7 @@ def _named_layers(model: nn.Module, directions: Mapping[Any, Any]) -> list[str]:
     return [glob.escape(layer_name(key)) for key in directions]
 
 
-def _read_given(problem: Problem, layer: Layer, directions: Mapping[Any, Any]) -> Tensor:
+def _read_given(problem: FunctionalProblem, layer: Layer, directions: Mapping[Any, Any]) -> Tensor:
     """The user's own directions in one layer, checked: (draws, *shape)."""
     names = {layer.name, layer.parameter, *layer.aliases}
     key, *others = [key for key in directions if key in names or layer_name(key) in names]
@@ -84,7 +86,9 @@ def _read_given(problem: Problem, layer: Layer, directions: Mapping[Any, Any]) -
     )
 
 
-def draw_random(problem: Problem, layer: Layer, draws: int, at_once: int) -> Iterator[Directions]:
+def draw_random(
+    problem: FunctionalProblem, layer: Layer, draws: int, at_once: int
+) -> Iterator[Directions]:
     """Random unit directions, a few at a time; they depend on the seed, the layer's name and the dtype.
 
     Large weights get random signs: normal numbers would cost more than a gradient, and the mean of
@@ -182,7 +186,7 @@ def quadratic_form(
             f"draws={draws} with directions='gradient': there is one loss gradient. Leave draws out, or "
             "choose directions='random'."
         )
-    problem = Problem(model, loss, batch, **options)
+    problem = FunctionalProblem(Problem(model, loss, batch, **options))
     with problem.settings():
         given: dict[str, Tensor] = {}
         if isinstance(directions, Mapping):

@@ -24,7 +24,7 @@ from hessinit.measurement.loss_range import LossOf, deviations_above_constant
 from hessinit.present import words
 from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.determinism import find_bad_buffer
-from hessinit.problem.problem import Problem
+from hessinit.problem.functional import FunctionalProblem
 from hessinit.results.curvature_report import Diagnostics, Finding, LayerCurvature
 
 # How far the initial loss may be above that of the best constant output, in that output's standard
@@ -47,7 +47,7 @@ DEEPER = f"{REDRAW}; if they come from a scheme already, add normalization or re
 
 
 def judge_signals(
-    problem: Problem,
+    problem: FunctionalProblem,
     evaluations: Sequence[Evaluation],
     rows: Sequence[LayerCurvature],
     gradient: TimedGradient,
@@ -80,7 +80,7 @@ def judge_signals(
     return {"findings": tuple(findings), "gradient_norm": total}
 
 
-def _size_of_inputs(problem: Problem) -> float:
+def _size_of_inputs(problem: FunctionalProblem) -> float:
     found = [
         one
         for one in tensors_in(problem.batches[0].inputs)
@@ -95,7 +95,7 @@ def _way_out(inputs: float, otherwise: str) -> str:
     return f"Normalize the inputs, whose root mean square is {words.format_number(inputs)}."
 
 
-def _judge_finite(problem: Problem, rows: Sequence[LayerCurvature]) -> list[Finding]:
+def _judge_finite(problem: FunctionalProblem, rows: Sequence[LayerCurvature]) -> list[Finding]:
     found = []
     if some := [row.name for row in rows if not math.isfinite(row.norm)]:
         found.append(

@@ -13,10 +13,10 @@ from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.validate import all_finite, name_large_inputs
 
 if TYPE_CHECKING:
-    from hessinit.problem.problem import Problem
+    from hessinit.problem.functional import FirstCall, FunctionalProblem
 
 
-def check_graph(problem: Problem, output: Tensor, loss: Tensor) -> None:
+def check_graph(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> None:
     """Refuse a loss that depends on weights other than through the output, and hidden paths to weights."""
     if not output.requires_grad:
         raise ProblemError(
@@ -90,36 +90,41 @@ def graph_nodes(top: Any, stop: Any = None) -> Iterator[Any]:
 _DRAWS = 20
 
 
-def check_forward(problem: Problem, batch: Batch) -> tuple[Tensor, Tensor, bool]:
-    """The output, the loss, and whether a part of the batch can be evaluated alone; refuses a random forward.
+def check_forward(problem: FunctionalProblem, batch: Batch) -> tuple[FirstCall, bool]:
+    """The first call, and whether a part of the batch can be evaluated alone; refuses a random forward.
 
     Evaluates once, and once more on an eighth of the examples under other random numbers. If these
     agree with the whole, the forward is deterministic. If not, the examples may just see each other
-    (as in BatchNorm's train mode): then a second whole evaluation decides.
+    (as in BatchNorm's train mode): then a second whole evaluation decides. A forward that draws, and
+    whose draws are frozen, must give the same again for the same draws.
     """
-    output, loss = problem.output_and_loss(
+    call = problem.output_and_loss(
         batch, lambda output: _check_finite_output(problem, batch, output)
     )
+    output = call.output
+    loss = call.loss
     if not all_finite(loss.detach()):
         bad = sum(int((~torch.isfinite(tensor)).sum()) for tensor in tensors_in(batch.targets))
-        cause = (
-            f"the targets hold {bad} NaN or inf; clean them"
-            if bad
-            else "check the targets and the loss"
-        )
-        kind = ProblemError if bad else WeightsError
+        cause = "check the targets and the loss"
+        kind: type[ProblemError] = WeightsError
+        if bad:
+            cause = f"the targets hold {bad} NaN or inf; clean them"
+            kind = ProblemError
         raise kind(f"the loss is {loss.item()} though the model's output is finite: {cause}.")
     check_graph(problem, output, loss)
-    _check_loss_repeats(problem, batch, output, loss, problem.drew)
-    frozen = problem.dropout == "freeze"
-    return output, loss, not frozen and _check_forward_repeats(problem, batch, output, problem.drew)
+    _check_loss_repeats(problem, batch, call)
+    if call.drew and problem.dropout == "freeze":
+        _check_draw_repeats(problem, batch, output)
+        return call, False
+    return call, _check_forward_repeats(problem, batch, call)
 
 
-def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws: bool) -> bool:
+def _check_forward_repeats(problem: FunctionalProblem, batch: Batch, call: FirstCall) -> bool:
+    output = call.output
+    if not call.drew and _sample_agrees(problem, batch, output):
+        return True
     # A forward that draws may still agree with itself by chance, as when it drops one layer in ten.
-    for draw in range(1, _DRAWS if draws else 2):
-        if not draws and _sample_agrees(problem, batch, output):
-            return True
+    for draw in range(1, _DRAWS if call.drew else 2):
         again = problem.output(batch, draw=draw).detach()
         if again.shape != output.shape or not agree(again, output):
             raise ProblemError(
@@ -130,8 +135,7 @@ def _check_forward_repeats(problem: Problem, batch: Batch, output: Tensor, draws
     return False
 
 
-def check_draw_repeats(problem: Problem, batch: Batch, output: Tensor) -> None:
-    """Frozen to one draw, the forward must give the same again; `drew` then says whether it drew."""
+def _check_draw_repeats(problem: FunctionalProblem, batch: Batch, output: Tensor) -> None:
     again = problem.output(batch)
     if again.shape != output.shape or not agree(again.detach(), output.detach()):
         raise ProblemError(
@@ -141,11 +145,11 @@ def check_draw_repeats(problem: Problem, batch: Batch, output: Tensor) -> None:
         )
 
 
-def _check_loss_repeats(
-    problem: Problem, batch: Batch, output: Tensor, loss: Tensor, draws: bool
-) -> None:
-    for draw in range(_DRAWS if draws and problem.dropout != "freeze" else 1):
-        if not agree(problem.loss_of(output.detach(), batch, draw=draw).detach(), loss.detach()):
+def _check_loss_repeats(problem: FunctionalProblem, batch: Batch, call: FirstCall) -> None:
+    output = call.output.detach()
+    loss = call.loss.detach()
+    for draw in range(_DRAWS if call.drew and problem.dropout != "freeze" else 1):
+        if not agree(problem.loss_of(output, batch, draw=draw).detach(), loss):
             raise ProblemError(
                 "the loss changes from call to call on the same output, so there is no single Hessian: it "
                 'draws random numbers (dropout="freeze" keeps one draw), keeps a state where none is looked '
@@ -155,7 +159,7 @@ def _check_loss_repeats(
             )
 
 
-def _sample_agrees(problem: Problem, batch: Batch, output: Tensor) -> bool:
+def _sample_agrees(problem: FunctionalProblem, batch: Batch, output: Tensor) -> bool:
     if output.ndim < 1 or output.shape[0] != batch.size or batch.size < 2:
         return False
     some = batch.sample()
@@ -175,7 +179,7 @@ def agree(one: Tensor, other: Tensor) -> bool:
         return bool((one - other).abs().max() <= rounding * other.abs().max())
 
 
-def _check_finite_output(problem: Problem, batch: Batch, output: Tensor) -> None:
+def _check_finite_output(problem: FunctionalProblem, batch: Batch, output: Tensor) -> None:
     """The refusal names the first module at fault, by running once more with temporary hooks."""
     if all_finite(output.detach()):
         return

@@ -244,7 +244,7 @@ def check_arguments(
     loss: Any,
     forward: Any = None,
     dtype: Any = None,
-    dropout: str = "refuse",
+    dropout: str = "freeze",
     reduction: str = "auto",
     check: Any = True,
     precision: str = "auto",

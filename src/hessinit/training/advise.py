@@ -19,8 +19,9 @@ from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeErro
 from hessinit.measurement import measure
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
-from hessinit.problem.determinism import check_draw_repeats
-from hessinit.problem.problem import Loss, Problem, uninterrupted
+from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import check_switches, check_whole, unwrap
 from hessinit.results import advice as results
@@ -98,13 +99,11 @@ def advise(
             "weight_decay": weight_decay,
         },
     )
-    problem = Problem(
-        model, loss, batch, **{**given, "layers": sorted(rule.rates) or given["layers"]}
+    problem = FunctionalProblem(
+        Problem(model, loss, batch, **{**given, "layers": sorted(rule.rates) or given["layers"]})
     )
     with problem.settings():
         evaluations = evaluate(problem)
-        if problem.dropout == "freeze":
-            check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
         limit = _find_limit(rule, evaluations, curvature, settings, needed=not trial_steps)
         facts = _facts_of(problem, evaluations, curvature)
         facts["notes"] += (
@@ -167,7 +166,7 @@ def _find_limit(
 
 
 def _facts_of(
-    problem: Problem, evaluations: Sequence[Evaluation], curvature: str
+    problem: FunctionalProblem, evaluations: Sequence[Evaluation], curvature: str
 ) -> dict[str, Any]:
     """Return the fields of the advice that describe the problem."""
     shared = measure.facts_of(problem, evaluations)

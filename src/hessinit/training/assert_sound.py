@@ -24,7 +24,8 @@ from hessinit.measurement.measure import measure
 from hessinit.measurement.soundness import REDRAW
 from hessinit.present import to_text, words
 from hessinit.problem.batches import read_batches
-from hessinit.problem.problem import Forward, Loss, uninterrupted
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.problem.validate import list_patterns, unwrap
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent

@@ -31,7 +31,9 @@ from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.measurement.measure import SOFTWARE, measure
 from hessinit.problem import validate
 from hessinit.problem.batches import Batch
-from hessinit.problem.problem import Forward, Loss, explained, explained_loss, uninterrupted
+from hessinit.problem.explained import explained, explained_loss
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
 from hessinit.results.initialization import DIVERGED

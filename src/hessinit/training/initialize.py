@@ -24,7 +24,9 @@ from hessinit.measurement.measure import note_unchecked
 from hessinit.present.advice import WAYS_TO_LEARN
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
-from hessinit.problem.problem import Forward, Loss, ProblemOptions, uninterrupted
+from hessinit.problem.functional import ProblemOptions
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import LEARNED, Initialization, Trial

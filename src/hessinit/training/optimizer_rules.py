@@ -17,7 +17,7 @@ from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
 from hessinit.errors import ProblemError, accepts, check_names, choose
 from hessinit.problem import validate
-from hessinit.problem.problem import ProblemOptions
+from hessinit.problem.functional import ProblemOptions
 from hessinit.results.advice import DESCENTS, Descent, check_rate, named_descent
 from hessinit.results.curvature_report import Estimate
 from hessinit.training import loop

@@ -23,8 +23,9 @@ from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number
 from hessinit.measurement import measure
 from hessinit.present.track_record import warn_of_limit
 from hessinit.problem.batches import read_batches, tensors_in
-from hessinit.problem.determinism import check_draw_repeats
-from hessinit.problem.problem import Loss, Problem, uninterrupted
+from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.ranks import Ranks, on_all_ranks
 from hessinit.problem.validate import check_switches, check_whole, find_layers, unwrap
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
@@ -413,7 +414,7 @@ class _Subject:
     curvature: str
     each_layer: bool
     settings: LanczosSettings
-    options: dict[str, Any]  # of a Problem
+    options: dict[str, Any]  # of a FunctionalProblem
     ranks: Ranks | None
     gradient_seconds: float = 0.0
 
@@ -431,10 +432,10 @@ class _Subject:
         trained = [one for one in layers if inner.get_parameter(one.parameter).requires_grad]
         return rules.read_optimizer(self.optimizer, inner, trained, lr=self.lr, in_training=True)
 
-    def _problem(self, steps: rules.OptimizerRule, **other: Any) -> Problem:
+    def _problem(self, steps: rules.OptimizerRule, **other: Any) -> FunctionalProblem:
         layers = sorted(steps.rates) or self.options["layers"]
-        return Problem(
-            self.model, self.loss, self.data, **{**self.options, "layers": layers, **other}
+        return FunctionalProblem(
+            Problem(self.model, self.loss, self.data, **{**self.options, "layers": layers, **other})
         )
 
     def check(self) -> dict[str, Any]:
@@ -443,7 +444,6 @@ class _Subject:
         problem = self._problem(steps)
         with problem.settings():
             evaluations = evaluate(problem)
-            check_draw_repeats(problem, problem.batches[0], evaluations[0].output)
             if problem.check:
                 build_engine(evaluations, self.curvature, self.settings)
             notes = (

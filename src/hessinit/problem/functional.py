@@ -1,0 +1,333 @@
+"""A problem in functional form: output and loss as functions of the measured weights."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
+
+from hessinit.errors import ProblemError
+from hessinit.problem import validate
+from hessinit.problem.batches import Batch, cast, map_tensors, read_batches
+from hessinit.problem.double_backward import Substitutes, default_device, twice_differentiable
+from hessinit.problem.explained import (
+    RECOMPUTES,
+    explained,
+    explained_derivatives,
+    explained_loss,
+    explained_memory,
+)
+from hessinit.problem.preserve import Draws, StandIns, UserState, untouched_random_state
+from hessinit.problem.preserve import uninterrupted as uninterrupted
+from hessinit.problem.problem import Forward, Problem
+from hessinit.problem.validate import Layer, check_apart, check_present, check_values, find_layers
+
+# A softmax that is sure of its answer has a curvature of p(1 − p), which float32 cancels away. The
+# loss is cheap beside the model, so it is taken in float64, unless the output is that large.
+_MOST_FOR_DOUBLE = 2**22
+
+
+class ProblemOptions(TypedDict, total=False):
+    """The options of a `Problem`, which every verb shares."""
+
+    layers: str | Iterable[str] | None
+    forward: Forward | None
+    dtype: torch.dtype | None
+    dropout: str
+    reduction: str
+    check: bool
+    seed: int
+    precision: str
+
+
+@dataclass(frozen=True)
+class FirstCall:
+    """The first output and loss of a batch, and what the call showed."""
+
+    output: Tensor
+    loss: Tensor
+    drew: bool  # random numbers
+    casts_output: bool  # to a lower precision than that of the weights, as logits.float()
+
+
+@dataclass(frozen=True)
+class _ModelCall:
+    output: Tensor
+    drew: bool
+    casts_output: bool
+
+
+class FunctionalProblem:
+    """A checked problem: its output and its loss as functions of the measured weights.
+
+    `leaves` are copies of the weights, which take the place of the model's own wherever the model,
+    the loss or `forward` holds them: neither a derivative nor a forward that writes into its
+    weights touches the model's own tensors. Buffers, inputs and targets are cloned for every call:
+    BatchNorm's statistics stay where they were, and an in-place forward finds the same data each
+    time.
+    """
+
+    @torch.inference_mode(False)
+    def __init__(self, problem: Problem) -> None:
+        self.model = validate.unwrap(problem.model)
+        check_present(self.model)
+        check_apart(self.model)
+        self.layers: tuple[Layer, ...] = find_layers(self.model, problem.layers)
+        check_values(self.model, self.layers)
+        validate.check_dropout(self.model, problem.dropout)
+        self.device = self.model.get_parameter(self.layers[0].parameter).device
+        if self.device.type == "mps":
+            raise ProblemError(
+                "the model is on an Apple GPU (mps), which has no float64, and some steps need it; "
+                "measure on the CPU: model.cpu()."
+            )
+        parameters = self.model.parameters()
+        dtypes = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
+        widest = torch.float64 if torch.float64 in dtypes else torch.float32
+        self.dtype = problem.dtype or widest
+        self.converts = dtypes != {self.dtype}
+        self.loss = problem.loss
+        self.forward = problem.forward
+        self.seed = problem.seed
+        self.dropout = problem.dropout
+        self.reduction = problem.reduction
+        self.check = problem.check
+        self.precision = "full" if problem.precision == "auto" else problem.precision
+        named_batches = read_batches(problem.batch)
+        self.batches = tuple(self._convert(name, batch) for name, batch in named_batches)
+        self._names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        self._buffers = {id(buffer) for buffer in self.model.buffers()}
+        self._default_device = default_device()
+        self._read_weights()
+        self._model_state = UserState(self.model, self.forward)
+        self._loss_state = UserState(self.loss, beside=self._model_state)
+        self._loss_dtype: torch.dtype | None = None
+
+    def _read_weights(self) -> None:
+        measured = [layer.parameter for layer in self.layers]
+        self.constants: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            if name not in measured:
+                # What is not measured may be a large frozen model: it is shared.
+                fixed = (
+                    parameter.detach().clone() if parameter.is_inference() else parameter.detach()
+                )
+                self.constants[name] = cast(fixed, self.dtype, fixed.device)
+        weights = {name: self.model.get_parameter(name).detach() for name in measured}
+        self.leaves = {
+            name: weight.to(self.dtype, copy=True).requires_grad_()
+            for name, weight in weights.items()
+        }
+
+    @torch.inference_mode(False)
+    def at_present_weights(self, check: bool) -> FunctionalProblem:
+        """The same problem for the values that the parameters have now; all else must be as it was."""
+        check_values(self.model, self.layers)
+        other = copy.copy(self)
+        other._start_again(check)
+        return other
+
+    def _start_again(self, check: bool) -> None:
+        self.check = check
+        self._read_weights()
+
+    @property
+    def examples(self) -> int:
+        return sum(batch.size for batch in self.batches)
+
+    @property
+    def rows(self) -> int:
+        return sum(batch.rows for batch in self.batches)
+
+    def _convert(self, place: str, read: Batch) -> Batch:
+        inputs = cast(read.inputs, self.dtype, self.device)
+        validate.check_finite_inputs(inputs, place)
+        return Batch(inputs, read.targets, read.size)
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        """The settings under which the problem is evaluated; errors are explained."""
+        with (
+            explained_memory(self),
+            untouched_random_state(self.device),
+            twice_differentiable(self.model, tf32=self.precision == "tf32"),
+            explained_derivatives(),
+        ):
+            yield
+
+    @property
+    def loss_dtype(self) -> torch.dtype | None:
+        """The dtype in which the loss is taken; None before its first call."""
+        return self._loss_dtype
+
+    def output(
+        self,
+        batch: Batch,
+        *,
+        draw: int = 0,
+        weights: Mapping[str, Tensor] | None = None,
+        plain: bool = False,
+    ) -> Tensor:
+        """The output as a function of `leaves`; `draw` is added to the seed of its random numbers.
+
+        `weights` replace leaves and constants, and set the dtype; `plain` runs without
+        `Substitutes`.
+        """
+        weights = weights or self._own_weights()
+        with self._with_model(weights, draw) as stand_ins:
+            return self._call_model(batch, draw, weights, stand_ins, plain).output
+
+    def output_and_loss(self, batch: Batch, inspect: Callable[[Tensor], None]) -> FirstCall:
+        """Both of one call, as in training; `inspect` may refuse the output."""
+        weights = self._own_weights()
+        with self._with_model(weights, 0) as stand_ins:
+            call = self._call_model(batch, 0, weights, stand_ins, plain=False)
+            inspect(call.output)
+            loss, loss_drew = self._call_loss(call.output, batch, 0)
+        return FirstCall(call.output, loss, call.drew or loss_drew, call.casts_output)
+
+    def output_and_gradients(
+        self, batch: Batch, weights: Mapping[str, Tensor], names: Sequence[str]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The output of the plain model, and the gradient of the loss by the named `weights`."""
+        leaves = [weights[name].requires_grad_() for name in names]
+        with self._with_model(weights, 0) as stand_ins:
+            output = self._call_model(batch, 0, weights, stand_ins, plain=True).output
+            loss, _ = self._call_loss(output, batch, 0)
+            # Inside, so that activation checkpoints recompute with these weights.
+            gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        dense = [part.to_dense() if part.is_sparse else part for part in gradients]
+        return output.detach(), dense
+
+    def loss_of(self, output: Tensor, batch: Batch, *, draw: int = 0) -> Tensor:
+        """The loss of an output, in float64 where it can be; `draw` is that of `output`."""
+        model: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self._loss_state.meets_it:
+            model = self._with_model(self._own_weights(), draw)
+        with model:
+            loss, _ = self._call_loss(output, batch, draw)
+        return loss
+
+    def _own_weights(self) -> dict[str, Tensor]:
+        return {**self.leaves, **self.constants}
+
+    @contextlib.contextmanager
+    def _with_model(self, weights: Mapping[str, Tensor], draw: int) -> Iterator[StandIns]:
+        dtype = next(iter(weights.values())).dtype
+
+        def convert(tensor: Tensor) -> Tensor:
+            if (name := self._names.get(id(tensor))) is not None:
+                return weights[name]
+            if id(tensor) in self._buffers:
+                return cast(tensor, dtype, self.device).clone()
+            return _widened(tensor, dtype)
+
+        with self._model_state.with_stand_ins(convert, self.seed + draw) as stand_ins:
+            yield stand_ins
+
+    def _call_model(
+        self,
+        batch: Batch,
+        draw: int,
+        weights: Mapping[str, Tensor],
+        stand_ins: StandIns,
+        plain: bool,
+    ) -> _ModelCall:
+        dtype = next(iter(weights.values())).dtype
+        # `cast` cuts the graph of inputs that require a gradient.
+        inputs = batch.inputs
+        if dtype != self.dtype:
+            inputs = cast(inputs, dtype, self.device)
+        inputs = map_tensors(torch.clone, inputs)
+        draws = Draws(self.seed + draw, self.device)
+        # A recomputation finds the model's own tensors: of another dtype, or buffers that it would
+        # write to.
+        training = (module for module in self.model.modules() if module.training)
+        stateful = any(True for module in training for _ in module.buffers(recurse=False))
+        guarded = self.converts or stateful
+        with (
+            self._users_default_device(),
+            explained(self.model, batch.inputs, self.forward, self.converts),
+            disable_saved_tensors_hooks(RECOMPUTES) if guarded else contextlib.nullcontext(),
+            contextlib.nullcontext() if plain else Substitutes(),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16(dtype)),
+        ):
+            if self.forward is None:
+                output = self.model(inputs)
+            else:
+                output = self.forward(self.model, inputs)
+        drew = draws.happened() or stand_ins.drew()
+        if self._in_bf16(dtype) and isinstance(output, Tensor) and output.dtype == torch.bfloat16:
+            output = output.float()
+        validate.check_output(output, self.forward)
+        casts = output.dtype != dtype  # Hugging Face models return logits.float()
+        if casts:
+            output = output.to(dtype)
+        elif output.is_leaf and output.requires_grad:
+            # A bare weight as output has no node of its own in the graph.
+            output = output.clone()
+        return _ModelCall(output, drew, casts)
+
+    def _in_bf16(self, dtype: torch.dtype) -> bool:
+        return self.precision == "bf16" and dtype == torch.float32
+
+    def _call_loss(self, output: Tensor, batch: Batch, draw: int) -> tuple[Tensor, bool]:
+        """The loss, and whether it drew random numbers."""
+        if self._loss_dtype is None:
+            self._loss_dtype = output.dtype
+            if output.numel() <= _MOST_FOR_DOUBLE:
+                # It may be made for one dtype; what fails for another reason fails again.
+                with contextlib.suppress(Exception):
+                    result = self._call_loss_in(torch.float64, output, batch, draw)
+                    self._loss_dtype = torch.float64
+                    return result
+        return self._call_loss_in(self._loss_dtype, output, batch, draw)
+
+    def _call_loss_in(
+        self, dtype: torch.dtype, output: Tensor, batch: Batch, draw: int
+    ) -> tuple[Tensor, bool]:
+        converted = output.to(dtype)
+        targets = map_tensors(torch.clone, cast(batch.targets, dtype, self.device))
+        seed = self.seed + draw
+        draws = Draws(seed, self.device)
+        version = converted._version
+
+        def convert(tensor: Tensor) -> Tensor:
+            return _widened(tensor, dtype)
+
+        with (
+            self._loss_state.with_stand_ins(convert, seed) as stand_ins,
+            self._users_default_device(),
+            explained_loss(output, batch.targets),
+        ):
+            value = self.loss(converted, targets)
+        validate.check_loss_value(value)
+        if converted._version != version:
+            raise ProblemError(
+                "the loss changes the model's output in place, so a second look would see another "
+                "output; let it work on a copy (output / temperature instead of "
+                "output.div_(temperature))."
+            )
+        return value, draws.happened() or stand_ins.drew()
+
+    def _users_default_device(self) -> contextlib.AbstractContextManager[Any]:
+        if self._default_device.type == "cpu":
+            return contextlib.nullcontext()
+        return self._default_device
+
+
+def _widened(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy, in `dtype` if that is wider.
+
+    Its graph is kept, so that a weight behind it can be found.
+    """
+    wider = tensor.is_floating_point() and torch.finfo(dtype).bits > torch.finfo(tensor.dtype).bits
+    if isinstance(tensor, nn.Parameter):  # of the loss, say: a constant here
+        tensor = tensor.detach()
+    return tensor.to(dtype) if wider else tensor.clone()
