@@ -454,9 +454,9 @@ def announced_race(show: Callable[..., None]) -> Callable[[int, int, str], None]
 def _cut(given: Any, batch_size: int | None, steps: int, seed: int) -> tuple[Any, Any]:
     """A mini-batch to measure, and the data of the race: ready batches, or all examples."""
     from hessinit.training.data import read_data
-    from hessinit.training.initialize import LONGER
+    from hessinit.training.initialize import RACE
 
-    data = read_data(given, batch_size or 1, LONGER * steps)
+    data = read_data(given, batch_size or 1, RACE.times_longer * steps)
     if not data.ready and batch_size is None:
         data = replace(data, batch_size=min(BATCH_SIZE, data.examples))
     batch = data.initial_batch(seed)

@@ -92,12 +92,7 @@ def advise(
         model,
         lr=lr,
         layers=given["layers"],
-        settings={
-            "momentum": momentum,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-        },
+        settings={"momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay},
     )
     problem = FunctionalProblem(
         Problem(model, loss, batch, **{**given, "layers": sorted(rule.rates) or given["layers"]})
@@ -106,11 +101,7 @@ def advise(
         evaluations = evaluate(problem)
         limit = _find_limit(rule, evaluations, curvature, settings, needed=not trial_steps)
         facts = _facts_of(problem, evaluations, curvature)
-        facts["notes"] += (
-            *rule.notes,
-            *measure.note_uncounted(problem, rule.moved),
-            *limit.notes,
-        )
+        facts["notes"] += (*rule.notes, *measure.note_uncounted(problem, rule.moved), *limit.notes)
         for evaluation in evaluations:
             evaluation.forget()
     tried = None
@@ -176,10 +167,7 @@ def _facts_of(
         **{name: shared[name] for name in ("loss", "examples", "versions")},
         "weights": tuple(layer.name for layer in layers),
         "parameters": sum(layer.size for layer in problem.layers),
-        "notes": (
-            *measure.notes_on(problem, evaluations),
-            *measure.note_unchecked(problem.check),
-        ),
+        "notes": (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check)),
     }
 
 

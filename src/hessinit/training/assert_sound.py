@@ -32,9 +32,8 @@ from hessinit.results.advice import FLAT_INITIALIZATION, Descent
 from hessinit.results.curvature_report import LEARN_ALL_THE_SAME, CurvatureReport, Estimate, Finding
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
-from hessinit.training import rate_search
 from hessinit.training.advise import advise
-from hessinit.training.trial import DEVIATIONS, LEAST_RISE, noise_of, prepare_trials
+from hessinit.training.trial import TrainingSetup, ever_rises, highest, learns_much, prepare_trials
 
 WIDTH = 100
 # Rates up to that many times the stability limit often train: the curvature falls in the first
@@ -46,9 +45,6 @@ LEAST_DECREASE = 3e-5
 # Adam's steps do not shrink with the gradient: signals that are lost or uneven must be so by that
 # much more.
 ADAM_EXCESS = 1000.0
-# A trial that gains this part of what can be gained overrules the findings, but for those that are
-# certain.
-OVERRULES = 0.2
 SIGNALS = ("signal lost", "activations grow", "activations shrink")
 
 
@@ -132,12 +128,9 @@ def try_rate(
     assert rule.lr is not None
     batches = [one for _, one in read_batches(batch)]
     inside = unwrap(model)
-    with (
-        contextlib.suppress(RuntimeError),
-        prepare_trials(inside, loss, batches, forward=forward) as setting,
-    ):
-        build = rate_search.builder(rule, optimizer, inside)
-        return setting.train(build, rule.lr, patient=True), setting.loss_range
+    setup = TrainingSetup(inside, loss, rules.optimizer_builder(rule, optimizer, inside), forward)
+    with contextlib.suppress(RuntimeError), prepare_trials(setup, batches) as setting:
+        return setting.train(rule.lr, patient=True), setting.loss_range
     return None, UNKNOWN
 
 
@@ -172,9 +165,7 @@ def judge_rate(
     """
     lr = rule.lr
     assert lr is not None
-    overruled = False
-    if trial is not None and trial.outcome == LEARNED:
-        overruled = not trial.score > loss_range.left_after(OVERRULES, trial.losses[0])
+    overruled = trial is not None and learns_much(trial, loss_range)
     report = without_what_adam_tolerates(report, rule.rule, learned=overruled)
     if not stable > 0:  # where the norm is not finite, that is a finding of its own
         return report
@@ -210,15 +201,12 @@ def _judge_height(
         return [Finding(kind="rate too high", message=message, way_out=f"{lower}.")]
     if trial is None or learned:
         return []
-    highest = max(value if math.isfinite(value) else math.inf for value in trial.losses)
-    by_chance = DEVIATIONS * noise_of(trial.losses)
-    least = trial.losses[0] + LEAST_RISE * loss_range.height(trial.losses[0]) + by_chance
-    if trial.outcome != DIVERGED and not highest > least:
+    if trial.outcome != DIVERGED and not ever_rises(trial.losses, loss_range):
         return []
     ending = (
         "" if trial.outcome == DIVERGED else ", and ended no lower than that of a constant output"
     )
-    rose = f"from {words.format_number(trial.losses[0])} to {words.format_number(highest)}{ending}"
+    rose = f"from {words.format_number(trial.losses[0])} to {words.format_number(highest(trial.losses))}{ending}"
     message = f"In {trial.steps} trial steps on this batch at lr={lr:g} the loss rose {rose}."
     way_out = f"{lower}." if lr > stable else "Lower lr: hessinit.advise finds one."
     return [Finding(kind="rate too high", message=message, way_out=way_out)]

@@ -209,9 +209,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 def dtype_of(model: nn.Module) -> torch.dtype | None:
     """Return the dtype of the floating-point parameters; None where they have several."""
-    dtypes = {
-        parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()
-    }
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     return dtypes.pop() if len(dtypes) == 1 else None
 
 

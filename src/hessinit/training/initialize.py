@@ -8,7 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,9 @@ from torch import nn
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import in_gradients, timed_gradient
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
-from hessinit.init import apply_scheme, defaults, fit, scales, weights
-from hessinit.init.defaults import NOT_SCALED, Config
+from hessinit.init import apply_scheme, defaults, scales, weights
+from hessinit.init.defaults import Config
 from hessinit.measurement.measure import note_unchecked
-from hessinit.present.advice import WAYS_TO_LEARN
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
 from hessinit.problem.functional import ProblemOptions
@@ -33,31 +32,33 @@ from hessinit.results.initialization import LEARNED, Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training import loop
 from hessinit.training.optimizer_rules import read_optimizer
-from hessinit.training.race import Candidate, OnStep, RaceData, race_, read_race_data, survives
-from hessinit.training.trial import LONGER as LONGER_TRIAL
+from hessinit.training.race import Candidate, OnStep, RaceData, race_, read_race_data
+from hessinit.training.survival import SURVIVAL, FittedWeights, has_branches, survive_
 from hessinit.training.workers import race_bar
 
-# κ is divided by these in turn until the weights survive their trial; a candidate of the race has
-# κ/4.
-FLATTER = (2.0, 4.0, 8.0, 16.0, 32.0)
-RACED_FLATTER = 4.0
-# The trial is at so many times the rate: weights that only just survive on one batch do not on
-# fresh ones.
-SURVIVAL_STEPS = 24
-SURVIVAL_MARGIN = 1.25
-# How much farther below the loss of a zero output others must fall to pass the fitted weights:
-# variants of these and the user's own weights; and other schemes, which are often ahead at first
-# and blow up later.
-HANDICAP = 0.1
-HANDICAP_SCHEME = 0.3
-# The old weights are tried at the rate divided by powers of 4, up to this one.
-_QUARTERS = 12
-# Where the rate that suits the curvature teaches nothing, lr="auto" takes one so many times lower.
-SLOWER = (1, 4, 16, 64)
-# lr="auto" tries rates up to so many half decades from the one that the curvature suggests, and
-# races so many times as long.
-_HALF_DECADES = 2
-LONGER = 4
+OURS = "hessinit"
+YOURS = "your weights"
+
+
+@dataclass(frozen=True)
+class RaceRules:
+    """What is raced; chosen with benchmarks/arena/trial_and_race.py."""
+
+    # A candidate has κ divided by this.
+    flatter: float = 4.0
+    # How much farther below the loss of a zero output others must fall to pass the fitted weights:
+    # variants of these and the user's own weights; and other schemes, which are often ahead at
+    # first and blow up later.
+    handicap: float = 0.1
+    handicap_of_schemes: float = 0.3
+    # lr="auto" tries rates up to so many half decades from the one that the curvature suggests, and
+    # races so many times as long.
+    half_decades: int = 2
+    times_longer: int = 4
+    fallback_rate: float = 0.1  # where the curvature suggests none
+
+
+RACE = RaceRules()
 
 
 def _on_first_rank(
@@ -66,10 +67,16 @@ def _on_first_rank(
     """Initialize on rank 0, and give every rank its weights and a way back of its own."""
     inside = validate.unwrap(model)
     old = weights.snapshot([], (*inside.parameters(), *inside.buffers()))  # type: ignore[arg-type]
-    result, applied = ranks.first(lambda: (found := work(), found.applied), last=True)
+
+    def work_and_tell() -> tuple[Initialization, bool]:
+        result = work()
+        return result, result.applied
+
+    result, applied = ranks.first(work_and_tell, last=True)
     share_weights(inside)
-    save = partial(_save_weights, inside)
-    return replace(result, _go_back=old, _save_weights=save) if applied else result
+    if not applied:
+        return result
+    return replace(result, _go_back=old, _save_weights=partial(_save_weights, inside))
 
 
 @uninterrupted
@@ -164,20 +171,15 @@ def initialize_(
     """
     started = time.perf_counter()
     validate.check_arguments(model, loss, forward, None, dropout, reduction, check)
-    shown = callable(progress) or progress
-    reported = report is not None and report
-    if callable(progress):
-        check_callable("progress", progress, "progress(done, planned, name)")
-    validate.check_switches(
-        dry_run=dry_run, strict=strict, overwrite=overwrite, progress=shown, report=reported
-    )
+    _check_switches(dry_run, strict, overwrite, progress, report)
     seed = validate.check_whole("seed", seed, at_least=0)
     trial_steps = validate.check_whole("trial_steps", trial_steps, at_least=3)
     inside = validate.unwrap(model)
     validate.check_present(inside)
     if data is not None and lr is None:
         raise ProblemError(
-            "data= asks for a race, which trains at a learning rate; pass lr=, such as 0.1, or lr='auto'."
+            "data= asks for a race, which trains at a learning rate; pass lr=, such as 0.1, or "
+            "lr='auto'."
         )
     name, momentum = _read_rule(optimizer, inside, momentum)
     config = Config(
@@ -197,52 +199,31 @@ def initialize_(
         report,
     )
     validate.check_dropout(inside, dropout)
-    named = validate.list_patterns(layers)
-    options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
+    patterns = validate.list_patterns(layers)
+    options: ProblemOptions = {"layers": patterns, "forward": forward, "dropout": dropout}
     options |= {"reduction": reduction, "seed": seed}
-    found = read_batches(batch)
-    pairs = [(one.inputs, one.targets) for _, one in found]  # an iterator can be read only once
-    is_one = len(found) == 1 and not found[0][0]
+    batches = read_batches(batch)
+    pairs = [(read.inputs, read.targets) for _, read in batches]  # an iterator is read only once
+    is_single = len(batches) == 1 and not batches[0][0]
     factory = scales.ProblemFactory(
-        inside, loss, pairs[0] if is_one else pairs, options, curvature, check
+        inside, loss, pairs[0] if is_single else pairs, options, curvature, check
     )
-    for place, one in found:  # before a scheme meets them in some layer
-        validate.check_finite_inputs(one.inputs, place)
-    steps = trial_steps * (LONGER if config.lr == "auto" else 1)
+    for place, read in batches:  # before a scheme meets them in some layer
+        validate.check_finite_inputs(read.inputs, place)
+    steps = trial_steps * (RACE.times_longer if config.lr == "auto" else 1)
     raced = None if data is None else read_race_data(data, factory.batch, steps, seed)
-    targets = weights.find_targets(inside, named)
-    writable = [one for one in targets if not one.reason_unchanged]
-    if not writable:
-        reasons = (
-            ", ".join(f"{one.name}: {one.reason_unchanged}" for one in targets[:3])
-            or "there is none"
-        )
-        raise ProblemError(
-            f"no weight of two or more dimensions can be set ({reasons}); unfreeze one, or name others with "
-            "layers=."
-        )
-    if layers is None and not overwrite and (why := weights.reason_to_keep(inside)):
-        raise ProblemError(
-            f"{why}, so it was trained before, and new weights would replace what it learned; name those to "
-            "draw with layers=, or pass overwrite=True for all that are not frozen."
-        )
-    others = [one for one in inside.parameters() if one.ndim < 2 and one.requires_grad]
-    restore = weights.snapshot(writable, others if named is None else ())
-    work = _Work(factory, writable, config, restore, optimizer, progress)
+    targets = _find_writable(inside, patterns, overwrite)
+    others = [weight for weight in inside.parameters() if weight.ndim < 2 and weight.requires_grad]
+    restore = weights.snapshot(targets, others if patterns is None else ())
+    fitted = FittedWeights(factory, targets, restore, optimizer, config.momentum)
     try:
-        result = work.fit_(config)
-        if result.lr is not None and (raced is None or config.lr != "auto"):
-            result = work.survive_(result)
-        if raced is not None:
-            result = work.race_(result, raced, steps)
-        result = replace(result, chose_lr=config.lr == "auto" and result.lr is not None)
+        result = _find_weights_(fitted, config, raced, steps, progress)
         missed = not result.converged and not result.flat_enough
         if strict and missed:
             raise ConvergenceError(result.reason)
         notes = (*result.notes, *note_unchecked(check))
-        result = _priced(
-            replace(result, notes=notes, seconds=time.perf_counter() - started), factory
-        )
+        seconds = time.perf_counter() - started
+        result = _priced(replace(result, notes=notes, seconds=seconds), factory)
         if missed:
             warnings.warn(result.reason, ConvergenceWarning, stacklevel=5)  # past the decorators
     except BaseException:
@@ -250,15 +231,63 @@ def initialize_(
         raise
     if dry_run or not result.learned:
         restore()
-    else:
-        result = replace(result, _go_back=restore, _save_weights=partial(_save_weights, inside))
-    return result
+        return result
+    return replace(result, _go_back=restore, _save_weights=partial(_save_weights, inside))
+
+
+def _check_switches(
+    dry_run: bool, strict: bool, overwrite: bool, progress: Any, report: bool | None
+) -> None:
+    if callable(progress):
+        check_callable("progress", progress, "progress(done, planned, name)")
+        progress = True
+    validate.check_switches(dry_run=dry_run, strict=strict, overwrite=overwrite, progress=progress)
+    if report is not None:
+        validate.check_switches(report=report)
+
+
+def _find_writable(
+    model: nn.Module, patterns: list[str] | None, overwrite: bool
+) -> list[weights.Target]:
+    """Return the weights to draw; raise ProblemError if there are none, or if they were trained."""
+    targets = weights.find_targets(model, patterns)
+    writable = [target for target in targets if not target.reason_unchanged]
+    if not writable:
+        reasons = [f"{target.name}: {target.reason_unchanged}" for target in targets[:3]]
+        raise ProblemError(
+            f"no weight of two or more dimensions can be set ({', '.join(reasons) or 'there is none'}"
+            "); unfreeze one, or name others with layers=."
+        )
+    reason = "" if overwrite or patterns is not None else weights.reason_to_keep(model)
+    if reason:
+        raise ProblemError(
+            f"{reason}, so it was trained before, and new weights would replace what it learned; "
+            "name those to draw with layers=, or pass overwrite=True for all that are not frozen."
+        )
+    return writable
+
+
+def _find_weights_(
+    fitted: FittedWeights,
+    config: Config,
+    data: RaceData | None,
+    steps: int,
+    progress: bool | OnStep,
+) -> Initialization:
+    """Fit weights, make them survive a trial, and race them where there are data."""
+    result = fitted.fit_(config)
+    used = config
+    if result.lr is not None and (data is None or config.lr != "auto"):
+        result, used = survive_(fitted, result, config)
+    if data is not None:
+        result = _WeightsRace(fitted, used, result, data, steps).run_(progress)
+    return replace(result, chose_lr=config.lr == "auto" and result.lr is not None)
 
 
 def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initialization:
-    """The result and its reports with their cost in gradients; without, for weights that are not finite."""
+    """Return the result and its reports with their cost in gradients, if a gradient can be timed."""
     gradient = None
-    with contextlib.suppress(ProblemError):
+    with contextlib.suppress(ProblemError):  # for weights that are not finite
         problem = factory.problem()
         with problem.settings():
             gradient = timed_gradient(problem).seconds
@@ -273,12 +302,12 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
 def _read_rule(
     optimizer: str | loop.MakeOptimizer, model: nn.Module, momentum: float
 ) -> tuple[str, float]:
-    """The name of the rule and its momentum; a user's function builds an optimizer that tells them."""
+    """Return the name of the rule and its momentum; a user's function builds an optimizer to ask."""
     if isinstance(optimizer, str):
         return optimizer, momentum
     loop.check_optimizer(optimizer)
-    made = loop.make_optimizer(optimizer, model, 0.1)
-    rule = read_optimizer(made, model, validate.find_layers(model), in_training=True).rule
+    built = loop.make_optimizer(optimizer, model, 0.1)
+    rule = read_optimizer(built, model, validate.find_layers(model), in_training=True).rule
     if isinstance(rule, AdamRule):
         return "adamw" if rule.decoupled else "adam", momentum
     if rule is None or not rule.momentum:
@@ -287,316 +316,172 @@ def _read_rule(
 
 
 @dataclass
-class _Work:
-    """Fits, trials and races of one call; the old weights are a `restore()` away."""
+class _WeightsRace:
+    """A race of the fitted weights, flatter ones, other schemes and the user's own weights."""
 
-    factory: scales.ProblemFactory
-    targets: list[weights.Target]
+    fitted: FittedWeights
     config: Config
-    restore: Callable[[], None]
-    optimizer: str | loop.MakeOptimizer
-    progress: bool | OnStep
+    first: Initialization  # of the weights that are in the model
+    data: RaceData
+    steps: int
+    _results: dict[tuple[str, float], Initialization] = field(default_factory=dict)
 
-    def fit_(self, config: Config) -> Initialization:
-        self.restore()
-        return fit.fit_(self.factory, self.targets, config, self.restore)
+    @property
+    def chooses_rate(self) -> bool:
+        """Whether rates are raced, too."""
+        return self.config.lr == "auto"
 
-    def _trial(
-        self, lr: float, margin: float = SURVIVAL_MARGIN, steps: int = SURVIVAL_STEPS
-    ) -> Trial:
-        """Some steps from the present weights on the batch, a little above the rate; all is put back."""
-        model = self.factory.model
-        loss = self.factory.loss
-        batch = self.factory.batch
-        return survives(model, loss, batch, lr=margin * lr, steps=steps, **self._training())
-
-    def _training(self) -> dict[str, Any]:
-        """What trials and races share."""
-        options = self.factory.options
-        return {
-            "optimizer": self.optimizer,
-            "momentum": self.config.momentum,
-            "loss_range": self.factory.loss_range,
-            "forward": options["forward"],
-            "seed": options["seed"],
-        }
-
-    def survive_(self, result: Initialization) -> Initialization:
-        """Make the weights flatter until they survive a trial; else the old ones at a lower rate."""
-        lr = result.lr
-        first = result
-        assert lr is not None
-        trial = self._trial(lr)
-        config = replace(self.config, lr=lr)
-        flatter = (
-            [replace(config, flatter=by) for by in FLATTER] if result.kappa is not None else []
-        )
-        if result.scaling == "small-output":
-            flatter = [replace(config, scaling="last"), *flatter]
-        if _has_branches(result) and config.residual == "auto":
-            flatter = [
-                *flatter[:1],
-                *(replace(one, residual="small") for one in (config, *flatter)),
-            ]
-        survivors: list[Config] = []  # at the rate itself, without the margin
-        for other in flatter:
-            if trial.survived:
-                break
-            survivors += [config] if not survivors and self._trial(lr, 1.0).survived else []
-            config = other
-            result = self.fit_(other)
-            trial = self._trial(lr)
-        if not trial.survived and survivors:
-            config = survivors[0]
-            result = self.fit_(config)
-            trial = self._trial(lr, 1.0)
-        if not trial.survived:
-            self.config = replace(config, flatter=1.0)
-            return self._old_weights_(first, f"at lr = {lr:g} the loss blew up in every trial")
-        asked = self.config
-        branches = "small residual branches" if config.residual != asked.residual else ""
-        last = "the last weight scaled" if config.scaling != asked.scaling else ""
-        kappa = f"κ = {result.kappa:.3g}" if config.flatter > 1 and result.kappa else ""
-        told = " and ".join(filter(None, (branches, last, kappa)))
-        why = f"; with {told}, since without the loss blew up in a trial" if told else ""
-        self.config = config if told else asked
-        if asked.lr == "auto" and trial.outcome != LEARNED:
-            longer: list[Trial] = []
-            for slower in SLOWER:
-                rate = lr / slower
-                longer.append(self._trial(rate, 1.0, LONGER_TRIAL * SURVIVAL_STEPS))
-                if longer[-1].outcome == LEARNED:
-                    weaker = result.kappa and result.kappa / slower
-                    reason = f"{result.reason}{why}"
-                    return replace(
-                        result, lr=rate, kappa=weaker, survival=longer[-1], reason=reason
-                    )
-            return self._nothing_learned_(result, longer)
-        return replace(result, survival=trial, reason=f"{result.reason}{why}")
-
-    def _old_weights_(self, result: Initialization, why: str) -> Initialization:
-        """The old weights, with the largest rate at which they survive; the flattest ones if at none."""
-        lr = result.lr
-        assert lr is not None
-        self.restore()
-        rate, trial = self._largest_rate(lr)
-        told = "so the old weights were put back; they"
-        found = self._describe(result, "keep")
-        if trial is None and result.kappa is not None:
-            flattest = self.fit_(replace(self.config, lr=lr, flatter=FLATTER[-1]))
-            rate, trial = self._largest_rate(lr)
-            if trial is None:
-                self.restore()
-            else:
-                told = "and the old weights survive at no rate; these"
-                found = flattest
-        slower = "at none that was tried" if trial is None else f"at lr = {rate:.3g}"
-        return replace(
-            found,
-            converged=False,
-            survival=trial,
-            reason=f"{why}, {told} survive {slower}",
-            lr=rate,
-        )
-
-    def _largest_rate(self, lr: float) -> tuple[float, Trial | None]:
-        """The largest of lr, lr/4, lr/16 … that the present weights survive, and its trial; None without."""
-        tried = (
-            (rate, self._trial(rate)) for rate in (lr / 4**power for power in range(_QUARTERS))
-        )
-        return next(((rate, trial) for rate, trial in tried if trial.survived), (lr, None))
-
-    def _describe(self, result: Initialization, scheme: str) -> Initialization:
-        """A result for the present weights, which no curvature was fitted to: drawn ones, or the old ones."""
-        after = result.before
-        if scheme != "keep" and self.config.reports:
-            after = scales.ScaledModel(self.factory, [], 0.1).report(False)
-        scale = dict.fromkeys(result.scales, 1.0)
+    def run_(self, progress: bool | OnStep) -> Initialization:
+        """Train every candidate; write the initial weights of the winner and return their result."""
+        candidates = [entry for rate in self._rates() for entry in self._candidates(rate)]
+        self.fitted.restore()
+        with race_bar(progress is True) as bar:
+            on_step = progress if callable(progress) else bar
+            trials = race_(self.fitted.setup, self.data, candidates, self.steps, on_step)
+        if not trials[0].survived:
+            fault = f"none of {len(trials)} candidates survived the race"
+            kept = self.fitted.old_weights_(self.first, self.config, fault)
+            return replace(kept, trials=tuple(trials))
+        if trials[0].outcome != LEARNED:
+            return self.fitted.nothing_learned_(self.first, self.config, trials)
+        if self.chooses_rate:
+            trials = self._survivor_first_(trials, candidates)
+        result = self._result_of(trials[0])
+        notes = result.notes
+        if self.data.different == 1:
+            notes = (
+                *notes,
+                "The race had one batch: it tells which candidates learn, not which learns best.",
+            )
+        goal = f" The fit: {result.reason}." if result.kappa is not None else ""
         return replace(
             result,
-            after=after,
-            scales=scale,
-            scheme=scheme,
-            scaling=NOT_SCALED,
-            symmetries=(),
-            plan=None,
-            measurements=(),
-            kappa=None,
-            target=None,
-        )
-
-    def race_(self, result: Initialization, data: RaceData, steps: int) -> Initialization:
-        """Train every candidate; the result is that of the winner, whose initial weights are written."""
-        results: dict[tuple[str, float], Initialization] = {}
-        rates = _half_decades(result.lr or 0.1) if self.config.lr == "auto" else [self.config.lr]
-        if (
-            data.different == 1
-        ):  # the first that survives wins: what the curvature suggests, else a lower one
-            rates = rates[len(rates) // 2 :: -1]
-        candidates = [one for rate in rates for one in self._candidates(rate, results, result)]
-        self.restore()
-        with race_bar(self.progress is True) as bar:
-            trials = race_(
-                self.factory.model,
-                self.factory.loss,
-                data,
-                candidates,
-                **self._training(),
-                steps=steps,
-                on_step=self.progress if callable(self.progress) else bar,
-            )
-        winner = trials[0]
-        if winner.survived and winner.outcome != LEARNED:
-            return self._nothing_learned_(result, trials)
-        if not winner.survived:
-            return replace(
-                self._old_weights_(result, f"none of {len(trials)} candidates survived the race"),
-                trials=tuple(trials),
-            )
-        if self.config.lr == "auto":
-            trials = self._survivor_first_(trials, {(one.name, one.lr): one for one in candidates})
-            winner = trials[0]
-        found = results.get((winner.name, winner.lr))
-        if found is None:
-            keep = winner.name == YOURS
-            found = self._describe(result, "keep" if keep else winner.name)
-            found = replace(found, lr=winner.lr, survival=None)
-        elif found is not result and self.config.reports:
-            after = scales.ScaledModel(self.factory, [], 0.1).report(self.config.report is True)
-            found = replace(found, before=result.before, after=after)
-        notes = [*found.notes]
-        if data.different == 1:
-            notes.append(
-                "The race had one batch: it tells which candidates learn, not which learns best."
-            )
-        goal = f" The fit: {found.reason}." if found.kappa is not None else ""
-        return replace(
-            found,
             converged=True,
             trials=tuple(trials),
-            notes=tuple(notes),
-            reason=f"{_tell_race(trials, steps)}.{goal}".rstrip("."),
+            notes=notes,
+            reason=f"{_describe_race(trials, self.steps)}.{goal}".rstrip("."),
         )
 
-    def _nothing_learned_(self, result: Initialization, trials: Sequence[Trial]) -> Initialization:
-        """The old weights, as no trial lowered the loss below that of a constant output."""
-        self.restore()
-        steps = max(trial.steps for trial in trials)
-        return replace(
-            self._describe(result, "keep"),
-            converged=False,
-            trials=tuple(trials),
-            survival=None,
-            lr=None if self.config.lr == "auto" else result.lr,
-            reason=f"Nothing learned in trials of up to {steps} steps, and nothing was written. What may "
-            f"help: {WAYS_TO_LEARN}",
-        )
+    def _rates(self) -> list[float]:
+        if not self.chooses_rate:
+            return [self.config.lr]
+        rates = half_decades(self.first.lr or RACE.fallback_rate)
+        if self.data.different > 1:
+            return rates
+        # The first that survives wins: what the curvature suggests, else a lower one.
+        return rates[len(rates) // 2 :: -1]
 
-    def _survivor_first_(
-        self, trials: list[Trial], candidates: dict[tuple[str, float], Candidate]
-    ) -> list[Trial]:
-        """The best finalist that survives a trial above its rate, whose weights are written, then others."""
+    def _result_of(self, winner: Trial) -> Initialization:
+        """Return the result of the weights that are now in the model."""
+        result = self._results.get((winner.name, winner.lr))
+        if result is None:
+            scheme = "keep" if winner.name == YOURS else winner.name
+            described = self.fitted.describe(self.first, scheme, self.config)
+            return replace(described, lr=winner.lr, survival=None)
+        if result is self.first or not self.config.reports:
+            return result
+        after = self.fitted.report(self.config.report is True)
+        return replace(result, before=self.first.before, after=after)
+
+    def _survivor_first_(self, trials: list[Trial], candidates: Sequence[Candidate]) -> list[Trial]:
+        """Write the best finalist that survives a trial above its rate; put its trial first."""
+        write = {(entry.name, entry.lr): entry.write_ for entry in candidates}
         finalists = [trial for trial in trials if trial.survived and trial.steps == trials[0].steps]
-        for place, winner in enumerate(finalists):
+        for place, finalist in enumerate(finalists):
             if place:
-                self.restore()
-                candidates[winner.name, winner.lr].write_()
-            if self._trial(winner.lr).survived:
-                why = f"blew up in a trial at {SURVIVAL_MARGIN:g} times the rate"
-                passed = [replace(trial, reason=why) for trial in finalists[:place]]
-                return [
-                    winner,
-                    *passed,
-                    *(trial for trial in trials if trial not in finalists[: place + 1]),
-                ]
-        self.restore()
-        candidates[finalists[0].name, finalists[0].lr].write_()
+                self.fitted.restore()
+                write[finalist.name, finalist.lr]()
+            if self.fitted.trial(finalist.lr).survived:
+                reason = f"blew up in a trial at {SURVIVAL.margin:g} times the rate"
+                passed = [replace(trial, reason=reason) for trial in finalists[:place]]
+                last = [trial for trial in trials if trial not in finalists[: place + 1]]
+                return [finalist, *passed, *last]
+        self.fitted.restore()
+        write[finalists[0].name, finalists[0].lr]()
         return trials  # none does: the best one stays
 
-    def _candidates(
-        self, lr: float, results: dict[tuple[str, float], Initialization], first: Initialization
-    ) -> list[Candidate]:
-
-        def fitted(name: str, config: Config) -> Candidate:
-            def write_() -> None:
-                results[name, lr] = fit.fit_(self.factory, self.targets, config, self.restore)
-
-            return Candidate(name, lr, write_, 0.0 if name == OURS else handicap)
-
+    def _candidates(self, lr: float) -> list[Candidate]:
+        """Return the fitted weights and what may beat them at this rate."""
         config = replace(self.config, lr=lr, report=False)
-        auto = self.config.lr == "auto"
-        handicap = 0.0 if auto else HANDICAP
-        found = [fitted(OURS, config)]
-        put_back = (
-            first.plan is None and config.scheme != "keep"
-        )  # the old weights, after the trials
-        if not auto and not put_back:  # it is in the model
-            results[OURS, lr] = first
-            found = [
-                Candidate(OURS, lr, weights.snapshot(self.targets, self.factory.model.parameters()))
-            ]
-        if first.kappa is not None and not auto:
-            flatter = replace(config, flatter=RACED_FLATTER * config.flatter)
-            found.append(fitted(f"{OURS}, κ = {first.kappa / RACED_FLATTER:.3g}", flatter))
-        if _has_branches(first) and config.residual == "auto":
-            size = "plain" if first.symmetries and not config.is_adaptive else "scaled"
-            found.append(fitted(f"{OURS}, {size} branches", replace(config, residual=size)))
-        if self.config.scheme != "keep" and not auto:
+        handicap = 0.0 if self.chooses_rate else RACE.handicap
+        candidates = [self._fitted_candidate(lr, config)]
+        if self.first.kappa is not None and not self.chooses_rate:
+            flatter = replace(config, flatter=RACE.flatter * config.flatter)
+            name = f"{OURS}, κ = {self.first.kappa / RACE.flatter:.3g}"
+            candidates.append(self._candidate(name, flatter, handicap))
+        if has_branches(self.first) and config.residual == "auto":
+            is_plain = self.first.symmetries and not config.is_adaptive
+            residual = "plain" if is_plain else "scaled"
+            name = f"{OURS}, {residual} branches"
+            candidates.append(self._candidate(name, replace(config, residual=residual), handicap))
+        if config.scheme != "keep" and not self.chooses_rate:
             # Where nothing is scaled, the fitted weights are LSUV's.
-            schemes = ["orthogonal"] if first.kappa is None else ["lsuv", "orthogonal"]
-            found += [
-                Candidate(scheme, lr, partial(self._draw_, scheme), HANDICAP_SCHEME)
+            schemes = ["orthogonal"] if self.first.kappa is None else ["lsuv", "orthogonal"]
+            candidates += [
+                Candidate(scheme, lr, partial(self._draw_, scheme), RACE.handicap_of_schemes)
                 for scheme in schemes
             ]
-        return [*found, Candidate(YOURS, lr, lambda: None, handicap)]
+        return [*candidates, Candidate(YOURS, lr, lambda: None, handicap)]
+
+    def _fitted_candidate(self, lr: float, config: Config) -> Candidate:
+        # The trials may have put back the old weights.
+        is_old = self.first.plan is None and config.scheme != "keep"
+        if self.chooses_rate or is_old:
+            return self._candidate(OURS, config)
+        self._results[OURS, lr] = self.first
+        return Candidate(
+            OURS, lr, weights.snapshot(self.fitted.targets, self.fitted.factory.model.parameters())
+        )
+
+    def _candidate(self, name: str, config: Config, handicap: float = 0.0) -> Candidate:
+        def write_() -> None:
+            self._results[name, config.lr] = self.fitted.fit_(config)
+
+        return Candidate(name, config.lr, write_, handicap)
 
     def _draw_(self, scheme: str) -> None:
+        factory = self.fitted.factory
         apply_scheme.apply_scheme_(
-            self.factory.model,
+            factory.model,
             scheme,
-            sample=self.factory.sample,
-            forward=self.factory.options["forward"],
-            layers=self.factory.options["layers"],
+            sample=factory.sample,
+            forward=factory.options["forward"],
+            layers=factory.options["layers"],
             distributed="each",
-            generator=torch.Generator().manual_seed(self.factory.options["seed"]),
+            generator=torch.Generator().manual_seed(factory.options["seed"]),
         )
 
 
-OURS = "hessinit"
-YOURS = "your weights"
+def half_decades(rate: float) -> list[float]:
+    """Return rates such as 0.03, 0.1, 0.3 around this one.
 
-
-def _half_decades(rate: float) -> list[float]:
-    """Rates such as 0.03, 0.1, 0.3 around this one.
-
-    >>> _half_decades(0.07)
+    >>> half_decades(0.07)
     [0.01, 0.03, 0.1, 0.3, 1.0]
     """
     middle = round(2 * math.log10(rate))
-    found = range(middle - _HALF_DECADES, middle + _HALF_DECADES + 1)
-    return [float(f"{10.0 ** (half / 2):.0e}") for half in found]
+    halves = range(middle - RACE.half_decades, middle + RACE.half_decades + 1)
+    return [float(f"{10.0 ** (half / 2):.0e}") for half in halves]
 
 
-def _has_branches(result: Initialization) -> bool:
-    return any(row.closes_residual for row in result.plan or ())
+def _describe_race(trials: Sequence[Trial], steps: int) -> str:
+    winner = trials[0]
+    several_rates = len({trial.lr for trial in trials}) > 1
 
+    def describe(trial: Trial) -> str:
+        return f"{trial.name} at lr = {trial.lr:g}" if several_rates else trial.name
 
-def _tell_race(trials: Sequence[Trial], steps: int) -> str:
-    winner, *others = trials
-    many = len({trial.lr for trial in trials}) > 1
-
-    def told(trial: Trial) -> str:
-        return f"{trial.name} at lr = {trial.lr:g}" if many else trial.name
-
-    rivals = [trial for trial in others if trial.survived and trial.steps == winner.steps]
-    rivals.sort(key=lambda trial: trial.score)
-    best = f"{told(winner)} won the race of {len(trials)}: score {winner.score:.3g} after {steps} steps"
-    if not rivals:
-        return f"{best}; no other finished"
+    won = (
+        f"{describe(winner)} won the race of {len(trials)}: score {winner.score:.3g} after "
+        f"{steps} steps"
+    )
+    finished = [trial for trial in trials[1:] if trial.survived and trial.steps == winner.steps]
+    rival = min(finished, key=lambda trial: trial.score, default=None)
+    if rival is None:
+        return f"{won}; no other finished"
     ahead = ""
-    if rivals[0].score < winner.score:
-        ahead = f", but {rivals[0].reason}" if rivals[0].reason else ", not far enough ahead"
-    return f"{best}, {told(rivals[0])} {rivals[0].score:.3g}{ahead}"
+    if rival.score < winner.score:
+        ahead = f", but {rival.reason}" if rival.reason else ", not far enough ahead"
+    return f"{won}, {describe(rival)} {rival.score:.3g}{ahead}"
 
 
 def _save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:

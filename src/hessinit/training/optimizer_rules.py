@@ -215,9 +215,7 @@ def find_stability_limit(
     )
 
 
-def _limit_of_descent(
-    rule: Descent, extremes: engines.Extremes, top_only: bool
-) -> StabilityLimit:
+def _limit_of_descent(rule: Descent, extremes: engines.Extremes, top_only: bool) -> StabilityLimit:
     norm = rule.norm(extremes.top, extremes.bottom)
     limiting = max(extremes.top.value + rule.weight_decay, 0.0) if top_only else norm.value
     return StabilityLimit(
@@ -437,9 +435,7 @@ def _note_left_out(left_out: int, measured: int) -> list[str]:
     return [f"Left out, as not in the optimizer: {left_out} of {measured} weights."]
 
 
-def _notes_before_training(
-    rule: OptimizerRule, optimizer: Optimizer, left_out: int
-) -> list[str]:
+def _notes_before_training(rule: OptimizerRule, optimizer: Optimizer, left_out: int) -> list[str]:
     notes = _note_left_out(left_out, len(rule.rates) + left_out)
     if optimizer.state:
         notes.append("The optimizer has stepped already; the advice is for one that has not.")

@@ -35,7 +35,7 @@ class SearchRules:
     fallback: float = 1e-3
 
 
-RULES = SearchRules()
+SEARCH = SearchRules()
 
 
 def search_rate(
@@ -58,7 +58,7 @@ def search_rate(
         return TriedRates(trials=trials)
     favoured = search.interpolated(chosen)
     reach = part_of_length(optimizer) / moved if 0 < moved < math.inf else 0.0
-    times = min(max((reach / favoured) ** (1 / 3), RULES.least_times), RULES.most_times)
+    times = min(max((reach / favoured) ** (1 / 3), SEARCH.least_times), SEARCH.most_times)
     survivors = [trial.lr for trial in trials if trial.survived]
     rate = min(max(times * favoured, min(survivors)), max(survivors))
     stopped = chosen in (min(search.trials), max(search.trials))
@@ -79,9 +79,9 @@ def try_rates(
 
 def try_warmup(setting: TrialSetting, lr: float) -> WarmupAdvice:
     """Find whether a warmup helps at this rate: two trainings on the same batches, with and without."""
-    steps = RULES.warmup_trial // 3
-    without = setting.train(lr, steps=RULES.warmup_trial)
-    warmed = setting.train(lr, steps=RULES.warmup_trial, warmup=steps)
+    steps = SEARCH.warmup_trial // 3
+    without = setting.train(lr, steps=SEARCH.warmup_trial)
+    warmed = setting.train(lr, steps=SEARCH.warmup_trial, warmup=steps)
     advised = warmed.survived and not warmed.score >= without.score  # a score of nan: diverged
     return tried_warmup(advised, steps, without, warmed)
 
@@ -114,7 +114,7 @@ class RateSearch:
 
     @property
     def _has_room(self) -> bool:
-        return len(self.trials) < RULES.most_trials
+        return len(self.trials) < SEARCH.most_trials
 
     def _is_settled(self, power: int) -> bool:
         """Whether the search may stop above this power.
@@ -132,7 +132,7 @@ class RateSearch:
 
     @staticmethod
     def _stands_still(trial: Trial, gain: float) -> bool:
-        return trial.survived and abs(trial.score - trial.losses[0]) < RULES.still * gain
+        return trial.survived and abs(trial.score - trial.losses[0]) < SEARCH.still * gain
 
     @property
     def learned(self) -> bool:
@@ -179,11 +179,11 @@ def _starting_rate(optimizer: OptimizerRule, best: float, moved: float) -> float
     if 0 < best < math.inf:
         is_plain = isinstance(optimizer.rule, Descent) and not optimizer.rule.momentum
         return best if is_plain else 2 * best
-    return part_of_length(optimizer) / moved if 0 < moved < math.inf else RULES.fallback
+    return part_of_length(optimizer) / moved if 0 < moved < math.inf else SEARCH.fallback
 
 
 def part_of_length(optimizer: OptimizerRule) -> float:
     """Return the length of a good first step, as a part of the length of the weights."""
     if not isinstance(optimizer.rule, Descent):
-        return RULES.part_adam
-    return RULES.part_momentum if optimizer.rule.momentum else RULES.part_sgd
+        return SEARCH.part_adam
+    return SEARCH.part_momentum if optimizer.rule.momentum else SEARCH.part_sgd

@@ -96,9 +96,7 @@ def judge(losses: Sequence[float], loss_range: LossRange = UNKNOWN) -> str:
     return LEARNED if level < enough else DID_NOT_LEARN
 
 
-def _level_rises(
-    losses: Sequence[float], last: int, level: float, loss_range: LossRange
-) -> bool:
+def _level_rises(losses: Sequence[float], last: int, level: float, loss_range: LossRange) -> bool:
     """Whether the `level` of the last losses is above the first ones by more than the noise."""
     first = losses[0]
     height = loss_range.height(first)

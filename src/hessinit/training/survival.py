@@ -1,0 +1,241 @@
+"""Fitted weights that survive a trial at their rate: flatter ones, else the old ones at a lower rate."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hessinit.init import fit
+from hessinit.init.defaults import NOT_SCALED, Config
+from hessinit.init.scales import ProblemFactory, ScaledModel
+from hessinit.init.weights import Target
+from hessinit.present.advice import WAYS_TO_LEARN
+from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.initialization import LEARNED, Initialization, Trial
+from hessinit.training import loop
+from hessinit.training.rate_search import try_rates
+from hessinit.training.trial import LENGTHS, TrainingSetup, try_weights
+
+
+@dataclass(frozen=True)
+class SurvivalRules:
+    """How fitted weights are tried; chosen with benchmarks/arena/trial_and_race.py."""
+
+    steps: int = 24
+    # The trial is at so many times the rate: weights that only just survive on one batch do not on
+    # fresh ones.
+    margin: float = 1.25
+    # κ is divided by these in turn until the weights survive.
+    flatter: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0)
+    # The old weights are tried at the rate divided by powers of 4, so many of them.
+    quarters: int = 12
+    # Where the rate that suits the curvature teaches nothing, lr="auto" takes a lower one, so many
+    # times lower at most.
+    slower: tuple[int, ...] = (1, 4, 16, 64)
+
+
+SURVIVAL = SurvivalRules()
+
+
+@dataclass(frozen=True)
+class FittedWeights:
+    """Fits weights in place and tries them; the old weights are a `restore()` away."""
+
+    factory: ProblemFactory
+    targets: list[Target]
+    restore: Callable[[], None]
+    optimizer: str | loop.MakeOptimizer
+    momentum: float
+
+    def fit_(self, config: Config) -> Initialization:
+        """Write weights that fit, from the old ones on."""
+        self.restore()
+        return fit.fit_(self.factory, self.targets, config, self.restore)
+
+    @functools.cached_property
+    def setup(self) -> TrainingSetup:
+        """What trials and races share."""
+        model = self.factory.model
+        return TrainingSetup(
+            model,
+            self.factory.loss,
+            lambda lr: loop.make_optimizer(self.optimizer, model, lr, self.momentum),
+            self.factory.options["forward"],
+            self.factory.options["seed"],
+            self.factory.loss_range,
+        )
+
+    def trial(
+        self, lr: float, margin: float = SURVIVAL.margin, steps: int = SURVIVAL.steps
+    ) -> Trial:
+        """Train from the present weights on the batch, a little above the rate; put all back."""
+        return try_weights(self.setup, self.factory.batch, margin * lr, steps)
+
+    def report(self, every_layer: bool = False) -> CurvatureReport:
+        """Measure the present weights."""
+        return ScaledModel(self.factory, [], 0.1).report(every_layer)
+
+    def describe(self, result: Initialization, scheme: str, config: Config) -> Initialization:
+        """Return a result for the present weights, which were not fitted: drawn ones, or the old."""
+        is_drawn = scheme != "keep" and config.reports
+        return replace(
+            result,
+            after=self.report() if is_drawn else result.before,
+            scales=dict.fromkeys(result.scales, 1.0),
+            scheme=scheme,
+            scaling=NOT_SCALED,
+            symmetries=(),
+            plan=None,
+            measurements=(),
+            kappa=None,
+            target=None,
+        )
+
+    def nothing_learned_(
+        self, result: Initialization, config: Config, trials: Sequence[Trial]
+    ) -> Initialization:
+        """Put back the old weights, as no trial got below the loss of a constant output."""
+        self.restore()
+        steps = max(trial.steps for trial in trials)
+        return replace(
+            self.describe(result, "keep", config),
+            converged=False,
+            trials=tuple(trials),
+            survival=None,
+            lr=None if config.lr == "auto" else result.lr,
+            reason=f"Nothing learned in trials of up to {steps} steps, and nothing was written. "
+            f"What may help: {WAYS_TO_LEARN}",
+        )
+
+    def old_weights_(self, result: Initialization, config: Config, fault: str) -> Initialization:
+        """Put back the old weights, with the largest rate at which they survive.
+
+        Where they survive at none, the flattest weights are written.
+        """
+        lr = _rate_of(result)
+        self.restore()
+        rate, trial = self._largest_rate(lr)
+        outcome = "so the old weights were put back; they"
+        described = self.describe(result, "keep", config)
+        if trial is None and result.kappa is not None:
+            flattest = self.fit_(replace(config, lr=lr, flatter=SURVIVAL.flatter[-1]))
+            rate, trial = self._largest_rate(lr)
+            if trial is None:
+                self.restore()
+            else:
+                outcome = "and the old weights survive at no rate; these"
+                described = flattest
+        survived = "at none that was tried" if trial is None else f"at lr = {rate:.3g}"
+        return replace(
+            described,
+            converged=False,
+            survival=trial,
+            reason=f"{fault}, {outcome} survive {survived}",
+            lr=rate,
+        )
+
+    def _largest_rate(self, lr: float) -> tuple[float, Trial | None]:
+        """Return the largest of lr, lr/4, lr/16 … that the present weights survive, and its trial.
+
+        Where they survive none of them, these are `lr` and None.
+        """
+        rates = [lr / 4**power for power in range(SURVIVAL.quarters)]
+        trials = try_rates(rates, self.trial, lambda trial: trial.survived)
+        return (rates[len(trials) - 1], trials[-1]) if trials[-1].survived else (lr, None)
+
+
+def survive_(
+    weights: FittedWeights, result: Initialization, config: Config
+) -> tuple[Initialization, Config]:
+    """Make the weights flatter until they survive a trial; else put back the old ones.
+
+    Returns the config that the weights were fitted by, too.
+    """
+    lr = _rate_of(result)
+    fitted, used, trial = _flatter_until_survival_(weights, result, replace(config, lr=lr))
+    if not trial.survived:
+        fault = f"at lr = {lr:g} the loss blew up in every trial"
+        return weights.old_weights_(result, used, fault), replace(used, flatter=1.0)
+    change = _describe_change(fitted, used, config)
+    reason = fitted.reason
+    if change:
+        reason = f"{reason}; with {change}, since without the loss blew up in a trial"
+    fitted = replace(fitted, survival=trial, reason=reason)
+    if config.lr == "auto" and trial.outcome != LEARNED:
+        fitted = _lower_rate_(weights, fitted, config)
+    return fitted, used if change else config
+
+
+def _flatter_until_survival_(
+    weights: FittedWeights, result: Initialization, config: Config
+) -> tuple[Initialization, Config, Trial]:
+    """Return the first weights that survive, how they were fitted, and their last trial."""
+    lr = _rate_of(result)
+    trial = weights.trial(lr)
+    barely: Config | None = None  # survives at the rate itself, without the margin
+    for flatter in _flatter_configs(result, config):
+        if trial.survived:
+            break
+        if barely is None and weights.trial(lr, margin=1.0).survived:
+            barely = config
+        config = flatter
+        result = weights.fit_(config)
+        trial = weights.trial(lr)
+    if not trial.survived and barely is not None:
+        config = barely
+        result = weights.fit_(config)
+        trial = weights.trial(lr, margin=1.0)
+    return result, config, trial
+
+
+def _flatter_configs(result: Initialization, config: Config) -> list[Config]:
+    """Return what to try in turn where the weights do not survive."""
+    flatter: list[Config] = []
+    if result.kappa is not None:
+        flatter = [replace(config, flatter=divisor) for divisor in SURVIVAL.flatter]
+    if result.scaling == "small-output":
+        flatter.insert(0, replace(config, scaling="last"))
+    if has_branches(result) and config.residual == "auto":
+        small = [replace(other, residual="small") for other in (config, *flatter)]
+        flatter = [*flatter[:1], *small]
+    return flatter
+
+
+def _describe_change(result: Initialization, used: Config, config: Config) -> str:
+    """Say how the weights were made flatter than the config asks for; empty where they were not."""
+    changes = []
+    if used.residual != config.residual:
+        changes.append("small residual branches")
+    if used.scaling != config.scaling:
+        changes.append("the last weight scaled")
+    if used.flatter > 1 and result.kappa:
+        changes.append(f"κ = {result.kappa:.3g}")
+    return " and ".join(changes)
+
+
+def _lower_rate_(weights: FittedWeights, result: Initialization, config: Config) -> Initialization:
+    """Find a lower rate for weights that survive and do not learn at theirs."""
+    lr = _rate_of(result)
+    steps = LENGTHS.times_longer * SURVIVAL.steps
+    trials = try_rates(
+        (lr / slower for slower in SURVIVAL.slower),
+        lambda rate: weights.trial(rate, margin=1.0, steps=steps),
+        lambda trial: trial.outcome == LEARNED,
+    )
+    if trials[-1].outcome != LEARNED:
+        return weights.nothing_learned_(result, config, trials)
+    slower = SURVIVAL.slower[len(trials) - 1]
+    return replace(
+        result, lr=lr / slower, kappa=result.kappa and result.kappa / slower, survival=trials[-1]
+    )
+
+
+def has_branches(result: Initialization) -> bool:
+    """Whether some weight closes a residual branch."""
+    return any(row.closes_residual for row in result.plan or ())
+
+
+def _rate_of(result: Initialization) -> float:
+    assert result.lr is not None
+    return result.lr
