@@ -20,9 +20,8 @@ from hessinit.curvature.preconditioner import AdamRule
 from hessinit.problem.batches import read_batches
 from hessinit.problem.validate import find_layers
 from hessinit.results.advice import Descent
-from hessinit.training import rate_search
-from hessinit.training.optimizer_rules import build_optimizer_rule, read_optimizer
-from hessinit.training.trial import prepare_trials
+from hessinit.training.optimizer_rules import build_optimizer_rule, optimizer_builder, read_optimizer
+from hessinit.training.trial import TrainingSetup, prepare_trials
 from tiny import LOSS, batch, inputs, labels, network
 from zoo import PROBLEMS, Problem
 from zoo.snapshot import differences, snapshot
@@ -464,9 +463,9 @@ def test_the_first_step_over_the_weights_is_that_of_the_formula(optimizer: str) 
     if optimizer == "adamw":
         step = step.sign() + 0.01 * weights
     steps = build_optimizer_rule(optimizer, model)
-    build, whole = rate_search.builder(steps, optimizer, model), [one for _, one in read_batches(data)]
-    with prepare_trials(model, LOSS, whole) as setting:
-        assert setting.first_move(build, 0.01) == pytest.approx(float(step.norm() / weights.norm()), rel=1e-5)
+    setup = TrainingSetup(model, LOSS, optimizer_builder(steps, optimizer, model))
+    with prepare_trials(setup, [one for _, one in read_batches(data)]) as setting:
+        assert setting.first_move(0.01) == pytest.approx(float(step.norm() / weights.norm()), rel=1e-5)
 
 
 def test_weights_that_learn_at_no_rate_are_named_with_the_way_out() -> None:
@@ -514,5 +513,6 @@ def test_groups_keep_their_proportion_in_trials() -> None:
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.2}]
     optimizer = torch.optim.SGD(groups)
-    build = rate_search.builder(read_optimizer(optimizer, model, find_layers(model, None)), optimizer, model)
+    rule = read_optimizer(optimizer, model, find_layers(model, None))
+    build = optimizer_builder(rule, optimizer, model)
     assert [group["lr"] for group in build(1.0).param_groups] == [0.5, 1.0]

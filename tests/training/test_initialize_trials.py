@@ -18,8 +18,8 @@ from hessinit import advise
 from hessinit.digits import load_digits
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.results.initialization import Trial
-from hessinit.training import initialize
-from hessinit.training.initialize import HANDICAP, initialize_
+from hessinit.training import survival
+from hessinit.training.initialize import RACE, initialize_
 from hessinit.training.race import read_race_data
 from zoo.snapshot import differences, snapshot
 
@@ -137,7 +137,7 @@ def test_the_winner_of_a_race_leaves_its_initial_weights() -> None:
     )
     assert {"hessinit", "lsuv", "orthogonal", "your weights"} < {one.name for one in result.trials}
     assert (first.steps, first.survived) == (48, True)
-    assert first.score < second.score + HANDICAP * (math.log(10) - second.score)
+    assert first.score < second.score + RACE.handicap * (math.log(10) - second.score)
     assert told[-1][:2] == (len(told), len(told))
     assert sum(one.steps for one in result.trials) == len(told)
     # The weights that are there train as the trial did.
@@ -326,10 +326,10 @@ def test_the_best_rate_that_survives_a_trial_is_taken(limit: Any, monkeypatch: p
     best, *others = initialize_(normalized(), LOSS, BATCH, **options).trials
     limit = best.lr if isinstance(limit, str) else limit
 
-    def survives(*given: Any, lr: float, **options: Any) -> Trial:
+    def survives(setup: Any, batch: Any, lr: float, steps: int) -> Trial:
         return replace(best, lr=lr, survived=lr / 1.25 < limit)
 
-    monkeypatch.setattr(initialize, "survives", survives)
+    monkeypatch.setattr(survival, "try_weights", survives)
     model = normalized()
     result = initialize_(model, LOSS, BATCH, **options)
     finalists = [best, *(one for one in others if one.steps == best.steps and one.survived)]
