@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -21,47 +21,43 @@ from hessinit.present import advice as say
 from hessinit.present.words import format_number
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
-from hessinit.problem.problem import Loss, Problem
+from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import on_all_ranks
-from hessinit.problem.validate import check_switches, check_whole, unwrap
+from hessinit.problem.validate import check_switches, check_whole
 from hessinit.results import advice as results
 from hessinit.training import optimizer_rules as rules
 from hessinit.training import rate_search
 from hessinit.training.trial import LENGTHS, TrainingSetup, prepare_trials
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 
 @uninterrupted
 @on_all_ranks(lambda ranks, _, work: ranks.first(work, last=True))
 def advise(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
+    problem: Problem | nn.Module,
+    loss: Loss | None = None,
+    batch: Any = None,
     *,
     optimizer: rules.AnyOptimizer = "sgd",
     lr: float | None = None,
-    momentum: float | None = None,
-    betas: tuple[float, float] | None = None,
-    eps: float | None = None,
-    weight_decay: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    curvature: str = "gauss-newton",
+    tolerance: float = 0.01,
+    max_iterations: int = 200,
     trial_steps: int = LENGTHS.steps,
     strict: bool = False,
     distributed: str | None = None,
-    **options: Unpack[rules.CurvatureOptions],
 ) -> results.LearningRateAdvice:
-    """The learning rate to train with, the stability limit, and whether to warm up.
+    """Return the learning rate to train with, the stability limit, and whether to warm up.
 
-    `optimizer` is "sgd", "momentum", "nesterov", "adam" or "adamw" with torch's default settings
-    unless given, a torch optimizer, or a function `(parameters)` or `(parameters, lr)` that builds
-    one. Its groups may differ in learning rate and weight decay: the advice is for the one with the
-    largest learning rate (or for `lr`), and the others keep their proportion to it. For Adam and
-    AdamW the curvature is that of `P^-½ H P^-½` with P the root mean square of mini-batch
-    gradients, so `batch` should be what one training step sees. The other options are those of
-    `measure`: curvature ("gauss-newton" or "hessian"), layers, tolerance, max_iterations, seed,
-    forward, dtype, dropout ("freeze" here), reduction, check, precision. `distributed` is that of
-    `initialize_`: rank 0 works, and every rank gets its advice.
+    Takes a `Problem`, or model, loss and batch for one with the defaults. `optimizer` is "sgd",
+    "momentum", "nesterov", "adam" or "adamw", a torch optimizer, or a function `(parameters)` or
+    `(parameters, lr)` that builds one. A name has torch's default settings but for those in
+    `settings`: momentum, betas, eps, weight_decay. Groups may differ in learning rate and weight
+    decay: the advice is for the one with the largest learning rate (or for `lr`), and the others
+    keep their proportion to it. For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P the
+    root mean square of mini-batch gradients, so the batch should be what one training step sees.
+    `curvature` ("gauss-newton" or "hessian"), `tolerance` and `max_iterations` are those of
+    `measure`; `distributed` is that of `initialize_`: rank 0 works, and every rank gets its advice.
 
     The stability limit is exact for a quadratic with the curvature of these weights. The learning
     rate is found by trials: from the rate of the largest guaranteed decrease on, `trial_steps`
@@ -84,34 +80,26 @@ def advise(
     started = time.perf_counter()
     check_switches(strict=strict)
     trial_steps = check_whole("trial_steps", trial_steps, at_least=0)
-    # One mask of dropout, as in `initialize_` and `track`: it is for a model that trains.
-    usual: Any = {"dropout": "freeze", "tolerance": 0.01, **options}
-    curvature, settings, given = rules.read_curvature_options(model, loss, usual)
+    problem = as_problem(problem, loss, batch)
+    search = rules.read_lanczos_settings(curvature, tolerance, max_iterations, problem.seed)
     rule = rules.build_optimizer_rule(
-        optimizer,
-        model,
-        lr=lr,
-        layers=given["layers"],
-        settings={"momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay},
+        optimizer, problem.model, lr=lr, layers=problem.layers, settings=settings
     )
-    problem = FunctionalProblem(
-        Problem(model, loss, batch, **{**given, "layers": sorted(rule.rates) or given["layers"]})
-    )
-    with problem.settings():
-        evaluations = evaluate(problem)
-        limit = _find_limit(rule, evaluations, curvature, settings, needed=not trial_steps)
-        facts = _facts_of(problem, evaluations, curvature)
-        facts["notes"] += (*rule.notes, *measure.note_uncounted(problem, rule.moved), *limit.notes)
+    measured = FunctionalProblem(replace(problem, layers=sorted(rule.rates) or problem.layers))
+    with measured.settings():
+        evaluations = evaluate(measured)
+        limit = _find_limit(rule, evaluations, curvature, search, needed=not trial_steps)
+        facts = _facts_of(measured, evaluations, curvature)
+        uncounted = measure.note_uncounted(measured, rule.moved)
+        facts["notes"] += (*rule.notes, *uncounted, *limit.notes)
         for evaluation in evaluations:
             evaluation.forget()
     tried = None
     warmup = None
     if trial_steps:
-        inside = unwrap(model)
-        build = rules.optimizer_builder(rule, optimizer, inside)
-        setup = TrainingSetup(inside, loss, build, given.get("forward"), given["seed"])
+        setup = TrainingSetup.of(problem, rules.optimizer_builder(rule, optimizer, problem.model))
         try:
-            with prepare_trials(setup, problem.batches) as setting:
+            with prepare_trials(setup, measured.batches) as setting:
                 tried = rate_search.search_rate(setting, rule, limit.best, trial_steps)
                 if rule.lr is not None and rule.lr > tried.rate:
                     warmup = rate_search.try_warmup(setting, rule.lr)
@@ -120,15 +108,13 @@ def advise(
             facts["notes"] += (
                 f"No trial of the learning rate, as a training step failed: {failure}",
             )
-    with problem.settings():
-        facts |= cost_of(problem, evaluations, started)
+    with measured.settings():
+        facts |= cost_of(measured, evaluations, started)
     advice = _advise_by_limit(rule, limit, facts)
     if tried is not None:
         advice = results.with_trials(advice, tried, warmup)
     if not advice.converged:
-        message = (
-            f"the curvature did not reach tolerance={settings.tolerance:g}: {advice.norm.reason}."
-        )
+        message = f"the curvature did not reach tolerance={tolerance:g}: {advice.norm.reason}."
         if strict:
             raise ConvergenceError(message)
         warnings.warn(message, ConvergenceWarning, stacklevel=4)  # past the decorators

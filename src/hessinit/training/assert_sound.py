@@ -3,75 +3,93 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from hessinit.errors import (
-    ConvergenceWarning,
-    ProblemError,
-    WeightsError,
-    check_names,
-    check_positive,
-)
-from hessinit.measurement.loss_range import UNKNOWN, LossRange
+from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError, check_positive
 from hessinit.measurement.measure import measure
 from hessinit.measurement.soundness import REDRAW
 from hessinit.present import to_text, words
-from hessinit.problem.batches import read_batches
 from hessinit.problem.preserve import uninterrupted
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import on_all_ranks
-from hessinit.problem.validate import list_patterns, unwrap
-from hessinit.results.advice import FLAT_INITIALIZATION, Descent
-from hessinit.results.curvature_report import LEARN_ALL_THE_SAME, CurvatureReport, Estimate, Finding
+from hessinit.results.advice import FLAT_INITIALIZATION, Descent, LearningRateAdvice
+from hessinit.results.curvature_report import (
+    LEARN_ALL_THE_SAME,
+    CurvatureReport,
+    Estimate,
+    Finding,
+    OptimizerRates,
+)
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
 from hessinit.training.advise import advise
-from hessinit.training.trial import TrainingSetup, ever_rises, highest, learns_much, prepare_trials
+from hessinit.training.trial import (
+    LENGTHS,
+    TrainingSetup,
+    TrialSetting,
+    ever_rises,
+    highest,
+    learns_much,
+    prepare_trials,
+)
 
-WIDTH = 100
-# Rates up to that many times the stability limit often train: the curvature falls in the first
-# steps.
-MOST_TIMES_STABLE = 8.0
-# The decrease of the loss along the gradient in one step of descent, as a part of what can be
-# gained.
-LEAST_DECREASE = 3e-5
-# Adam's steps do not shrink with the gradient: signals that are lost or uneven must be so by that
-# much more.
-ADAM_EXCESS = 1000.0
 SIGNALS = ("signal lost", "activations grow", "activations shrink")
+
+
+@dataclass(frozen=True)
+class SoundnessRules:
+    """When training is expected to fail; chosen with benchmarks/soundness.py."""
+
+    # Rates up to that many times the stability limit often train: the curvature falls in the first
+    # steps.
+    times_stable: float = 8.0
+    # The decrease of the loss along the gradient in one step of descent, as a part of what can be
+    # gained.
+    least_decrease: float = 3e-5
+    # Adam's steps do not shrink with the gradient: signals that are lost or uneven must be so by
+    # that much more.
+    adam_excess: float = 1000.0
+    width: int = 100  # of the table, in characters
+
+
+SOUNDNESS = SoundnessRules()
 
 
 @uninterrupted
 @on_all_ranks(lambda ranks, _, work: ranks.first(work, last=True))
 def assert_sound(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
+    problem: Problem | nn.Module,
+    loss: Loss | None = None,
+    batch: Any = None,
     *,
     lr: float | None = None,
     optimizer: rules.AnyOptimizer = "sgd",
-    times_stable: float = MOST_TIMES_STABLE,
+    times_stable: float = SOUNDNESS.times_stable,
+    estimator: str = "auto",
+    tolerance: float | None = None,
+    max_iterations: int = 200,
+    details: str | Iterable[str] = (),
+    network: bool = True,
     distributed: str | None = None,
-    **options: Any,
 ) -> CurvatureReport:
-    """Raise an AssertionError with the findings and the report's table when training is expected to fail.
+    """Raise an AssertionError, with the findings and a table, when training is expected to fail.
 
-    Found are layers without a gradient, examples that look the same after some layer, activations
-    that grow or shrink with depth, a loss far above that of a constant output, and numbers that are
-    not finite. With a learning rate, by `lr` or the optimizer's own, also one at which the loss
-    rises in a trial, or that is above `times_stable` times the stability limit of the optimizer,
-    and a gradient that is too small for it. `optimizer` is a name, a torch optimizer or a function
-    that builds one, parameter groups included. The norms must converge. `options` are those of
-    `measure`, but for plan. The model is not changed; for a sound one the report is returned.
-    `distributed` is that of `initialize_`: rank 0 judges, and a `RankError` tells the others of a
-    failure.
+    Takes a `Problem`, or model, loss and batch for one with the defaults. Found are layers without
+    a gradient, examples that look the same after some layer, activations that grow or shrink with
+    depth, a loss far above that of a constant output, and numbers that are not finite. With a
+    learning rate, by `lr` or the optimizer's own, also one at which the loss rises in a trial, or
+    that is above `times_stable` times the stability limit of the optimizer, and a gradient that is
+    too small for it. `optimizer` is a name, a torch optimizer or a function that builds one,
+    parameter groups included. The norms must converge: to `tolerance`, by default 0.001, and 0.01
+    for the optimizer's limit. `estimator`, `max_iterations`, `details` and `network` are those of
+    `measure`. The model is not changed; for a sound one the report is returned. `distributed` is
+    that of `initialize_`: rank 0 judges, and a `RankError` tells the others of a failure.
 
     How often it is right was measured: benchmarks/results/soundness.txt. Costs what `measure` does;
     with a learning rate 32 steps on halves of the batch more, and for Adam and AdamW about ten
@@ -79,197 +97,165 @@ def assert_sound(
 
     >>> import torch
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
-    >>> report = assert_sound(model, nn.MSELoss(), (inputs, torch.zeros(2, 1)), lr=1.5)  # closed form: H = I
+    >>> batch = (inputs, torch.zeros(2, 1))
+    >>> report = assert_sound(model, nn.MSELoss(), batch, lr=1.5)  # closed form: H = I
     >>> round(report.network.norm, 9)
     1.0
     """
     check_positive("times_stable", times_stable, "such as 1")
-    check_names(options, [name for name in inspect.signature(measure).parameters if name != "plan"])
-    options["layers"] = list_patterns(options.get("layers"))  # it is read more than once
-    model = unwrap(model)
-    rule = rules.build_optimizer_rule(optimizer, model, lr=lr, layers=options["layers"])
-    if rule.lr is not None and options.get("network") is False:
-        why = "the rate is judged by the network's ‖H‖. Leave out one of them"
-        raise ProblemError(f"network=False and a learning rate do not go together: {why}.")
-    if not isinstance(batch, tuple):
-        batch = [
-            (one.inputs, one.targets) for _, one in read_batches(batch)
-        ]  # it is read more than once
+    problem = as_problem(problem, loss, batch)
+    rule = rules.build_optimizer_rule(optimizer, problem.model, lr=lr, layers=problem.layers)
+    if rule.lr is not None and network is False:
+        raise ProblemError(
+            "network=False and a learning rate do not go together: the rate is judged by the "
+            "network's ‖H‖. Leave out one of them."
+        )
+    measuring = {
+        "estimator": estimator,
+        "max_iterations": max_iterations,
+        "details": details,
+        "network": network,
+    }
+    if tolerance is not None:
+        measuring["tolerance"] = tolerance
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # not converged is a failure here
         try:
-            report = measure(model, loss, batch, distributed="each", **options)
+            judged = measure_and_judge(
+                problem, measuring, optimizer=optimizer, lr=lr, times_stable=times_stable
+            )
         except WeightsError as refusal:
             raise AssertionError(f"not sound:\n{refusal} {REDRAW}.") from None
-        judged = without_what_adam_tolerates(report, rule.rule)
-        norm = None
-        if rule.lr is not None:
-            stable, norm = _find_limit(rule, report, optimizer, model, loss, batch, options)
-            trial, loss_range = try_rate(
-                model, loss, batch, optimizer, rule, options.get("forward")
-            )
-            judged = judge_rate(report, rule, stable, trial, loss_range, times_stable)
-    failures = [*map(str, judged.findings or ()), *_name_unconverged(report, norm)]
+    report = judged.report
+    failures = [*map(str, report.findings or ()), *_name_unconverged(report, judged.norm)]
     if failures:
-        table = to_text(replace(judged, findings=judged.findings or None), WIDTH)
+        table = to_text(replace(report, findings=report.findings or None), SOUNDNESS.width)
         raise AssertionError("\n".join(["not sound:", *failures, "", table]))
-    return judged
+    return report
 
 
-def try_rate(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
+@dataclass(frozen=True)
+class Judgement:
+    """A measured problem, with the findings as they hold for an optimizer at its rate.
+
+    `norm` is what the stability limit follows from.
+    """
+
+    report: CurvatureReport
+    advice: LearningRateAdvice | None = None
+    trial: Trial | None = None
+    norm: Estimate | None = None
+
+
+def measure_and_judge(
+    problem: Problem,
+    measuring: Mapping[str, Any],
+    *,
+    optimizer: rules.AnyOptimizer = "sgd",
+    lr: float | None = None,
+    times_stable: float = SOUNDNESS.times_stable,
+    with_rates: bool = False,
+) -> Judgement:
+    """Measure a problem, advise on the optimizer where it is needed, try its rate, and judge.
+
+    `measuring` are options of `measure`. With `with_rates`, the report has the rates that trials
+    favour for the optimizer.
+    """
+    report = measure(problem, distributed="each", **measuring)
+    rule = rules.build_optimizer_rule(optimizer, problem.model, lr=lr, layers=problem.layers)
+    advice = None
+    if with_rates:
+        advice = _advise(problem, report, measuring, optimizer, lr, LENGTHS.steps)
+        report = replace(report, rates=_rates_of(advice))
+    if rule.lr is None or not report.network_measured:
+        return Judgement(_with_findings_for(rule, report), advice)
+    if advice is None and (rule.rates or not isinstance(rule.rule, Descent)):
+        advice = _advise(problem, report, measuring, optimizer, rule.lr, trial_steps=0)
+    if advice is not None:
+        norm = advice.norm
+        stable = advice.stable_learning_rate
+    else:  # that of a named descent is in the report
+        assert isinstance(rule.rule, Descent)
+        norm = rule.rule.norm(report.network.top, report.network.bottom)
+        stable = rule.rule.stability_limit(norm.value)
+    trial, loss_range = _try_rate(problem, optimizer, rule)
+    overruled = trial is not None and learns_much(trial, loss_range)
+    report = _with_findings_for(rule, report, overruled=overruled)
+    if stable > 0:  # where the norm is not finite, that is a finding of its own
+        findings = [
+            *_judge_limit(report, rule, stable, times_stable, trial),
+            *_judge_smallness(report, rule, loss_range),
+        ]
+        report = replace(report, findings=(*(report.findings or ()), *findings))
+    return Judgement(report, advice, trial, norm)
+
+
+def _advise(
+    problem: Problem,
+    report: CurvatureReport,
+    measuring: Mapping[str, Any],
     optimizer: rules.AnyOptimizer,
-    rule: rules.OptimizerRule,
-    forward: Forward | None,
+    lr: float | None,
+    trial_steps: int,
+) -> LearningRateAdvice:
+    """Advise on a problem whose derivatives `measure` has checked."""
+    accuracy = {
+        name: measuring[name] for name in ("tolerance", "max_iterations") if name in measuring
+    }
+    return advise(
+        replace(problem, check=False),
+        optimizer=optimizer,
+        lr=lr,
+        curvature="gauss-newton" if report.curvature == "gauss-newton" else "hessian",
+        trial_steps=trial_steps,
+        distributed="each",
+        **accuracy,
+    )
+
+
+def _rates_of(advice: LearningRateAdvice) -> OptimizerRates:
+    return OptimizerRates(
+        optimizer=advice.optimizer,
+        learning_rate=advice.learning_rate,
+        lr=advice.lr,
+        stable_learning_rate=advice.stable_learning_rate,
+        converged=advice.converged,
+    )
+
+
+def _try_rate(
+    problem: Problem, optimizer: rules.AnyOptimizer, rule: rules.OptimizerRule
 ) -> tuple[Trial | None, LossRange]:
-    """A trial on the batch at the optimizer's rate, and the range of the loss; None if no step succeeds."""
+    """Return a trial at the optimizer's rate, None if no step succeeds, and the range of the loss."""
     assert rule.lr is not None
-    batches = [one for _, one in read_batches(batch)]
-    inside = unwrap(model)
-    setup = TrainingSetup(inside, loss, rules.optimizer_builder(rule, optimizer, inside), forward)
-    with contextlib.suppress(RuntimeError), prepare_trials(setup, batches) as setting:
+    build = rules.optimizer_builder(rule, optimizer, unwrap(problem.model))
+    setup = TrainingSetup.of(problem, build)
+    with contextlib.suppress(RuntimeError), prepare_trials(setup, problem.batches) as setting:
         return setting.train(rule.lr, patient=True), setting.loss_range
     return None, UNKNOWN
 
 
-def without_what_adam_tolerates(
-    report: CurvatureReport, rule: rules.Rule | None, *, learned: bool = False
+def _with_findings_for(
+    rule: rules.OptimizerRule, report: CurvatureReport, *, overruled: bool = False
 ) -> CurvatureReport:
-    """The report with the findings that matter to an optimizer; only the hard ones if a trial `learned`."""
+    """Keep the findings that matter to the optimizer; only the hard ones if a trial overruled them."""
 
     def matters(finding: Finding) -> bool:
-        if learned:
+        if overruled:
             return finding.excess == math.inf and finding.kind != "identical units"
-        is_tolerable = finding.kind in SIGNALS and not isinstance(rule, Descent)
-        return finding.excess >= (ADAM_EXCESS if is_tolerable else 1.0)
+        is_tolerable = finding.kind in SIGNALS and not isinstance(rule.rule, Descent)
+        return finding.excess >= (SOUNDNESS.adam_excess if is_tolerable else 1.0)
 
     findings = report.findings or ()
-    overruled = [finding for finding in findings if learned and not matters(finding)]
-    notes = [f"{finding} {LEARN_ALL_THE_SAME}" for finding in overruled]
-    return replace(report, findings=tuple(filter(matters, findings)), notes=(*report.notes, *notes))
+    dropped = [finding for finding in findings if overruled and not matters(finding)]
+    notes = (*report.notes, *(f"{finding} {LEARN_ALL_THE_SAME}" for finding in dropped))
+    return replace(report, findings=tuple(filter(matters, findings)), notes=notes)
 
 
-def judge_rate(
+def _judge_limit(
     report: CurvatureReport,
     rule: rules.OptimizerRule,
     stable: float,
-    trial: Trial | None,
-    loss_range: LossRange,
-    times_stable: float = MOST_TIMES_STABLE,
-) -> CurvatureReport:
-    """The report with its findings as they hold at the optimizer's rate, after a trial at it.
-
-    `stable` is the optimizer's stability limit.
-    """
-    lr = rule.lr
-    assert lr is not None
-    overruled = trial is not None and learns_much(trial, loss_range)
-    report = without_what_adam_tolerates(report, rule.rule, learned=overruled)
-    if not stable > 0:  # where the norm is not finite, that is a finding of its own
-        return report
-    findings = [
-        *_judge_height(report, rule, stable, trial, loss_range, times_stable),
-        *_judge_smallness(report, rule, loss_range),
-    ]
-    return replace(report, findings=(*(report.findings or ()), *findings))
-
-
-def _judge_height(
-    report: CurvatureReport,
-    rule: rules.OptimizerRule,
-    stable: float,
-    trial: Trial | None,
-    loss_range: LossRange,
     times_stable: float,
+    tried: _TriedRate,
 ) -> list[Finding]:
-    lr = rule.lr
-    assert lr is not None
-    limit = words.format_number(stable)
-    lower = f"Lower lr below {limit}"
-    # The size of the weights does not change the length of Adam's steps, and flat weights grow
-    # sharper.
-    if isinstance(rule.rule, Descent) and report.network.norm > FLAT_INITIALIZATION:
-        lower += f", or fit the weights to it: hessinit.initialize_(model, loss, batch, lr={lr:g})"
-    learned = trial is not None and trial.outcome == LEARNED
-    if lr > times_stable * stable and (times_stable < MOST_TIMES_STABLE or not learned):
-        times = words.format_times(lr / stable)
-        message = (
-            f"lr={lr:g} is {times} times the stability limit of {rule.rule}, which is {limit}."
-        )
-        return [Finding(kind="rate too high", message=message, way_out=f"{lower}.")]
-    if trial is None or learned:
-        return []
-    if trial.outcome != DIVERGED and not ever_rises(trial.losses, loss_range):
-        return []
-    ending = (
-        "" if trial.outcome == DIVERGED else ", and ended no lower than that of a constant output"
-    )
-    rose = f"from {words.format_number(trial.losses[0])} to {words.format_number(highest(trial.losses))}{ending}"
-    message = f"In {trial.steps} trial steps on this batch at lr={lr:g} the loss rose {rose}."
-    way_out = f"{lower}." if lr > stable else "Lower lr: hessinit.advise finds one."
-    return [Finding(kind="rate too high", message=message, way_out=way_out)]
-
-
-def _judge_smallness(
-    report: CurvatureReport, rule: rules.OptimizerRule, loss_range: LossRange
-) -> list[Finding]:
-    """Whether steps along the gradient would take more than a training to lower the loss."""
-    gain = loss_range.gain(report.loss)
-    if (
-        not isinstance(rule.rule, Descent)
-        or not report.gradient_norm
-        or not gain > 0
-        or rule.lr is None
-    ):
-        return []
-    decrease = rule.lr * rule.rule.lasting * report.gradient_norm**2 / gain
-    if decrease >= LEAST_DECREASE:
-        return []
-    share = words.format_percent(1000 * decrease, 2)
-    message = (
-        f"At lr={rule.lr:g} the gradient is too small: 1,000 steps along it would lower the loss by {share} "
-        "of what can be gained."
-    )
-    return [Finding(kind="gradient too small", message=message, way_out=f"Raise lr. {REDRAW}.")]
-
-
-def _find_limit(
-    rule: rules.OptimizerRule,
-    report: CurvatureReport,
-    optimizer: rules.AnyOptimizer,
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
-    options: Mapping[str, Any],
-) -> tuple[float, Estimate]:
-    """The stability limit, and the norm that it follows from; that of a named descent is in the report."""
-    if isinstance(rule.rule, Descent) and not rule.rates:
-        norm = rule.rule.norm(report.network.top, report.network.bottom)
-        return rule.rule.stability_limit(norm.value), norm
-    given: Any = {
-        name: options[name] for name in rules.CurvatureOptions.__annotations__ if name in options
-    }
-    given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
-    given |= {"check": False, "distributed": "each"}  # `measure` has checked the derivatives
-    found = advise(model, loss, batch, optimizer=optimizer, lr=rule.lr, trial_steps=0, **given)
-    return found.stable_learning_rate, found.norm
-
-
-def _name_unconverged(report: CurvatureReport, norm: Estimate | None) -> list[str]:
-    rows = [*report.layers, *([report.network] if report.network_measured else [])]
-    some = [row for row in rows if not row.converged and math.isfinite(row.norm)]
-    if some:
-        names = [
-            "the network" if row is report.network else words.call_layer(row.name) for row in some
-        ]
-        reason = words.unstopped(some[0].reason)
-        return [
-            f"{words.join_names(names)} did not reach tolerance={report.tolerance:g}: {reason}."
-        ]
-    if norm is not None and not norm.converged and math.isfinite(norm.value):
-        return [
-            f"the stability limit of the optimizer did not converge: {words.unstopped(norm.reason)}."
-        ]
-    return []

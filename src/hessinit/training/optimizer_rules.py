@@ -81,6 +81,18 @@ def read_curvature_options(
     return curvature, engines.LanczosSettings(tolerance, iterations, given["seed"]), given
 
 
+def read_lanczos_settings(
+    curvature: str, tolerance: float, max_iterations: int, seed: int
+) -> engines.LanczosSettings:
+    """Check what `advise` and `track` measure, and how accurately; returns the settings of Lanczos."""
+    choose("curvature", curvature, ["gauss-newton", "hessian"])
+    return engines.LanczosSettings(
+        validate.check_tolerance(tolerance),
+        validate.check_whole("max_iterations", max_iterations, at_least=1),
+        seed,
+    )
+
+
 @dataclass(frozen=True)
 class OptimizerRule:
     """How an optimizer updates the measured weights; `rule` is None where that is not known.

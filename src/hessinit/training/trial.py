@@ -22,7 +22,8 @@ from hessinit.curvature.preconditioner import part_of
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.preserve import ModelState, untouched_model
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.validate import unwrap
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop
 from hessinit.training.data import (
@@ -162,6 +163,12 @@ class TrainingSetup:
     forward: Forward | None = None
     seed: int = 0
     loss_range: LossRange = UNKNOWN
+
+    @classmethod
+    def of(cls, problem: Problem, build: Build) -> TrainingSetup:
+        """Return the setup of a problem; the range of its loss is not known yet."""
+        model = unwrap(problem.model)
+        return cls(model, problem.loss, build, problem.forward, problem.seed)
 
     def untouched(self) -> contextlib.AbstractContextManager[ModelState]:
         """Put back everything that trainings change, on exit."""
