@@ -218,9 +218,10 @@ def draw_edge() -> Figure:
             losses.append(value.item())
             if step % 20 == 0:
                 report = hessinit.measure(
-                    model, half_squares, (inputs, marks), curvature="hessian", layers=["*", "*.bias"],
+                    hessinit.Problem(model, half_squares, (inputs, marks), layers=["*", "*.bias"]),
+                    curvature="hessian",
                     tolerance=1e-2,
-                )  # fmt: skip
+                )
                 steps.append(step)
                 norms.append(report.network.norm)
             optimizer.zero_grad()

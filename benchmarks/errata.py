@@ -40,6 +40,7 @@ from errata_drawing import (  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+from hessinit import Problem  # noqa: E402
 from hessinit._version import __version__  # noqa: E402
 from hessinit.digits import load_digits  # noqa: E402
 from hessinit.init.apply_scheme import apply_scheme_  # noqa: E402
@@ -117,10 +118,13 @@ def spectral_norm() -> None:
     left.set_ylabel("spectral norm")
     left.legend(frameon=False, loc="center left")
     total = 2 * math.sqrt(WIDTH)
-    logs, data = torch.zeros(DEPTH + 1, dtype=torch.float64), sizes(
-        lambda: deep(lambda: nn.Linear(WIDTH, WIDTH, bias=False)),
-        lambda model: [nn.init.normal_(layer.weight, std=1 / total) for layer in model],
-    )  # fmt: skip
+    logs, data = (
+        torch.zeros(DEPTH + 1, dtype=torch.float64),
+        sizes(
+            lambda: deep(lambda: nn.Linear(WIDTH, WIDTH, bias=False)),
+            lambda model: [nn.init.normal_(layer.weight, std=1 / total) for layer in model],
+        ),
+    )
     for layer in range(DEPTH):
         norm = torch.linalg.matrix_norm(torch.randn(WIDTH, WIDTH).double(), 2)
         logs[layer + 1] = logs[layer] + torch.log(norm)
@@ -188,13 +192,16 @@ def _draw_gaps(ax: Axes) -> None:
                 scale * nn.utils.parameters_to_vector(model.parameters()), model.parameters()
             )
             row = measure(
-                model, nn.CrossEntropyLoss(), batch, curvature="both", layers="0", network=False,
-                dtype=torch.float64,
-            )["0"]  # fmt: skip
+                Problem(model, nn.CrossEntropyLoss(), batch, layers="0", dtype=torch.float64),
+                curvature="both",
+                network=False,
+            )["0"]
             gaps.append(row.norm / row.approximation.value)
         middle = sorted(gaps)[2]
-        print(f"   exact over Theorem 1, first layer: {names[-1]:<12} {middle:.3g}   "
-              f"({min(gaps):.3g} to {max(gaps):.3g}, 5 seeds)")  # fmt: skip
+        print(
+            f"   exact over Theorem 1, first layer: {names[-1]:<12} {middle:.3g}   "
+            f"({min(gaps):.3g} to {max(gaps):.3g}, 5 seeds)"
+        )
         ax.plot(gaps, [place] * 5, "o", color=BLUE, markersize=3.5, alpha=0.7, clip_on=False)
         text = f"{float(f'{middle:.2g}'):,g}"
         ax.annotate(
@@ -248,7 +255,7 @@ def _changes_of_loss(
     model: nn.Sequential, loss: nn.Module, batch: tuple[Tensor, Tensor], factors: Tensor
 ) -> list[float]:
     """By one step of factor/‖H‖ in the middle layer, in units of ‖g‖²/‖H‖."""
-    norm = measure(model, loss, batch, curvature="hessian", layers="2", network=False)["2"].norm
+    norm = measure(Problem(model, loss, batch, layers="2"), curvature="hessian", network=False)["2"].norm
     weight = model[2].weight
     at, before = weight.detach().clone(), loss(model(batch[0]), batch[1])
     (gradient,) = torch.autograd.grad(before, weight)

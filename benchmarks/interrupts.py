@@ -127,9 +127,9 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "measure": lambda model: hessinit.measure(model, LOSS, BATCH, **OPTIONS),
     "measure both": lambda model: hessinit.measure(model, LOSS, BATCHES, curvature="both", **OPTIONS),
     "measure more": lambda model: hessinit.measure(
-        model.eval(), LOSS, BATCH, top=2, trace=True, frobenius=True, jacobians=True, diagnostics=True
+        model.eval(), LOSS, BATCH, details=["top-2", "trace", "frobenius", "jacobians", "diagnostics"]
     ),
-    "measure plan": lambda model: hessinit.measure(model, LOSS, BATCH, plan=True, **OPTIONS),
+    "measure plan": lambda model: hessinit.plan(model, LOSS, BATCH, **OPTIONS),
     "hessian": lambda model: hessinit.hessian(model, LOSS, BATCH, **OPTIONS).to_dense(),
     "gauss_newton": lambda model: hessinit.gauss_newton(model, LOSS, BATCH, **OPTIONS).to_dense(),
     "jacobian": lambda model: hessinit.jacobian(model, LOSS, BATCH, **OPTIONS).T.to_dense(),

@@ -50,7 +50,7 @@ def saturated_tanh() -> float:
         for weight in model.parameters():
             weight.copy_(8 * weight.abs())
     batch = torch.rand(32, 8).double(), torch.randint(3, (32,))
-    report = hessinit.measure(model, nn.CrossEntropyLoss(), batch, jacobians=True, network=False)
+    report = hessinit.measure(model, nn.CrossEntropyLoss(), batch, network=False, details="jacobians")
     return max(row.norm / row.jacobians.paper_bound for row in report)
 
 
@@ -64,7 +64,7 @@ def tightness(scheme: str, width: int, seed: int) -> tuple[float, float]:
     if scheme != "default":
         hessinit.apply_scheme_(model, scheme, sample=images[:64])
     batch = images[:64], labels[:64]
-    report = hessinit.measure(model, nn.CrossEntropyLoss(), batch, jacobians=True, network=False)
+    report = hessinit.measure(model, nn.CrossEntropyLoss(), batch, network=False, details="jacobians")
     pairs = list(zip(lipschitz_bounds(model, images[:64]), (row.jacobians for row in report), strict=True))
     return (
         min(naive / row.rigorous_bound for naive, row in pairs),

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from hessinit import Problem
 from hessinit.measurement.measure import measure
 from hessinit.measurement.quadratic_form import quadratic_form
 from hessinit.paper.datasets import ImageSet, load_images
@@ -120,7 +121,7 @@ def norms(
         for layer in layers:
             normal_(model.get_submodule(layer), 0.1, generator(seed, f"weights of {layer}"))
         batch = images.batch(images.draw(32, generator(seed, "hessian batch")), flat)
-        report = measure(model, LOSS, batch, layers=layers, network=False)
+        report = measure(Problem(model, LOSS, batch, layers=layers), network=False)
         found.append([report[layer].norm for layer in layers])
     wanted = printed()[table]["rows"]["0.100"]
     means = [statistics.fmean(column) for column in zip(*found, strict=True)]

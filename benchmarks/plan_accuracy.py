@@ -135,7 +135,7 @@ def compare(case: Case) -> str:
     model, inputs, targets = build(name)
     problem = (model, nn.CrossEntropyLoss(), (inputs, targets))
     hessinit.measure(nn.Linear(4, 3), nn.CrossEntropyLoss(), (torch.randn(4, 4), torch.arange(4) % 3))  # warm
-    plan = hessinit.measure(*problem, plan=True, **options)
+    plan = hessinit.plan(*problem, **options)
     with PeakMemory() as peak:
         report = hessinit.measure(*problem, **options)
     weights = sum(one.nbytes for one in model.parameters())

@@ -61,7 +61,9 @@ def ratios(name: str, bias: bool, options: argparse.Namespace) -> list[tuple[flo
         ]
         batch = (images[chosen], labels[chosen])
         report = hessinit.measure(
-            model, nn.CrossEntropyLoss(), batch, jacobians=True, network=False, dtype=torch.float64
+            hessinit.Problem(model, nn.CrossEntropyLoss(), batch, dtype=torch.float64),
+            network=False,
+            details="jacobians",
         )
         for layer, naive in zip(report, lipschitz_bounds(model, batch[0]), strict=True):
             row = layer.jacobians

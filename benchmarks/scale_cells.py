@@ -96,7 +96,9 @@ def hessinit_cell(
 
     def call(layers: list[str] | None, **more: Any) -> None:
         batch = problem.inputs, problem.targets
-        reports.append(hessinit.measure(problem.model, problem.loss, batch, layers=layers, **more))
+        reports.append(
+            hessinit.measure(hessinit.Problem(problem.model, problem.loss, batch, layers=layers), **more)
+        )
 
     def whole() -> None:
         wanted = list(problem.only) or None

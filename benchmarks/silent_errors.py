@@ -57,10 +57,7 @@ def measure(problem: Drawn, curvature: str, precision: str) -> dict[str, Any]:
         parts = parts.double()
     try:
         report = hessinit.measure(
-            parts.model,
-            parts.loss,
-            parts.batch,
-            forward=parts.forward,
+            hessinit.Problem(parts.model, parts.loss, parts.batch, forward=parts.forward),
             curvature=curvature,
             **({"layers": parts.layers} if parts.layers else {}) | problem.options,
         )

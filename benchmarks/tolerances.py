@@ -43,7 +43,9 @@ CURVATURE = "gauss-newton"
 def measure(problem: Drawn, estimator: str, tolerance: float) -> hessinit.CurvatureReport:
     parts = problem.build()  # anew: a measurement cannot spoil the next one
     options = {**problem.options, "estimator": estimator, "tolerance": tolerance, "curvature": CURVATURE}
-    return hessinit.measure(parts.model, parts.loss, parts.batch, forward=parts.forward, **options)
+    return hessinit.measure(
+        hessinit.Problem(parts.model, parts.loss, parts.batch, forward=parts.forward), **options
+    )
 
 
 def run_one(seed: int) -> list[dict[str, Any]]:

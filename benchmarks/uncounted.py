@@ -76,7 +76,9 @@ def ratio(build: Callable[[], nn.Module], start: str, seed: int) -> float:
     if start == "initialize_":
         hessinit.initialize_(model, loss, batch, lr=0.1, seed=seed)
     weights, everything = (
-        hessinit.measure(model, loss, batch, layers=layers, estimator="lanczos").network.norm
+        hessinit.measure(
+            hessinit.Problem(model, loss, batch, layers=layers), estimator="lanczos"
+        ).network.norm
         for layers in (None, "**")
     )
     return everything / weights

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from hessinit.init.apply_scheme import apply_scheme_ as apply_scheme_
     from hessinit.init.gain import gain as gain
     from hessinit.integrations.logits import logits_problem as logits_problem
-    from hessinit.measurement.measure import gauss_newton as gauss_newton
-    from hessinit.measurement.measure import hessian as hessian
-    from hessinit.measurement.measure import jacobian as jacobian
+    from hessinit.measurement.matrices import gauss_newton as gauss_newton
+    from hessinit.measurement.matrices import hessian as hessian
+    from hessinit.measurement.matrices import jacobian as jacobian
     from hessinit.measurement.measure import measure as measure
+    from hessinit.measurement.plan import plan as plan
     from hessinit.measurement.quadratic_form import quadratic_form as quadratic_form
     from hessinit.problem.problem import Problem as Problem
     from hessinit.results.advice import LearningRateAdvice as LearningRateAdvice

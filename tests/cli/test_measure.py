@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from calls import call
 from hessinit import CurvatureReport, LearningRateAdvice, load, measure
 from hessinit.cli.measure import tell_rate
 from hessinit.results.curvature_report import ONLY_BOUNDED
@@ -23,14 +24,14 @@ def test_json_is_exactly_what_the_library_measures_with_the_fourth_value_s_keywo
     assert same(run("measure", "net.py:problem", "--json").stdout, measure(*net.problem()))
     model, loss, batch, keywords = net.with_keywords()
     result = run("measure", "net.py:with_keywords", "--json")
-    assert same(result.stdout, measure(model, loss, batch, **keywords))
+    assert same(result.stdout, call(measure, model, loss, batch, **keywords))
     assert json.loads(result.stdout)["curvature"] == "both"
 
 
 def test_a_dry_run_says_what_it_would_cost_and_measures_nothing(run, net):
-    plan = json.loads(run("measure", "net.py:problem", "--dry-run", "--json", "--save", "p.json").stdout)
-    expected = measure(*net.problem(), plan=True)
-    assert without_seconds(plan) == without_seconds(expected.to_dict())
+    shown = json.loads(run("measure", "net.py:problem", "--dry-run", "--json", "--save", "p.json").stdout)
+    expected = hessinit.plan(*net.problem())
+    assert without_seconds(shown) == without_seconds(expected.to_dict())
     assert run("show", "p.json").stdout.startswith("About ")
     refused = run("measure", "net.py:problem", "--dry-run", "--lr", 0.1)
     assert (refused.exit_code, refused.stdout) == (2, "")
@@ -44,7 +45,9 @@ def test_options_win_over_the_fourth_value(run, net):
     result = run("measure", "net.py:with_keywords", "--json", *options.split())
     model, loss, batch, keywords = net.with_keywords()
     chosen = {"curvature": "hessian", "layers": ["1", "2"], "tolerance": 1e-5, "seed": 7}
-    expected = measure(model, loss, batch, **{**keywords, **chosen}, jacobians=True, diagnostics=True)
+    expected = call(
+        measure, model, loss, batch, **{**keywords, **chosen}, details=["jacobians", "diagnostics"]
+    )
     assert same(result.stdout, expected)
     assert (expected.names, expected.tolerance, expected.seed) == (("1", "2"), 1e-5, 7)
     assert expected.layers[0].jacobians is not None

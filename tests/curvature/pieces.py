@@ -9,6 +9,7 @@ import pytest
 from torch import Tensor, nn
 
 import hessinit
+from calls import call
 from dense import dense_curvature, ends
 from hessinit.curvature import gram as trace
 
@@ -39,7 +40,7 @@ def assert_right(
 ) -> hessinit.CurvatureReport:
     """Both ends of every layer and of the network to 1e-6 of the norm; the model has to be in fp64."""
     options |= {"curvature": measured or curvature, "tolerance": tolerance}
-    report = hessinit.measure(model, loss, batch, **options)
+    report = call(hessinit.measure, model, loss, batch, **options)
     truth = dense_curvature(model, loss, batch, curvature, hessian_by="loops")
     for name, matrix in {**truth.layers, "network": truth.network}.items():
         row, true = report.network if name == "network" else report[name], ends(matrix)

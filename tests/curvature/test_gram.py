@@ -12,6 +12,7 @@ from pieces import assert_right, split_into
 from torch import Tensor, nn
 
 import hessinit
+from calls import call
 from tiny import LOSS, Net, labels
 from zoo import ZOO, Problem
 from zoo.truth import true_layers, true_network
@@ -103,7 +104,9 @@ def test_no_single_pair_of_examples_is_missed(examples: int) -> None:
             return m.last(hidden + torch.outer(place, hidden[pair[1]]))
 
         options = {"network": False, "max_iterations": 3, "seed": seed if examples == 40 else 0}
-        report = hessinit.measure(two_layers(see), LOSS, (double(examples, 3), labels(examples)), **options)
+        report = call(
+            hessinit.measure, two_layers(see), LOSS, (double(examples, 3), labels(examples)), **options
+        )
         assert report["first"].engine == "lanczos", (seeing, seen)
 
 
@@ -122,7 +125,7 @@ def test_a_small_gram_matrix_is_searched_to_the_end() -> None:
     model = nn.Sequential(*convolution, nn.Linear(4, 3)).double()
     batch = torch.randn(3, 2, 6, 6).double(), torch.randn(3, 3).double()
     report = hessinit.measure(model, nn.MSELoss(), batch, network=False)
-    dense = hessinit.gauss_newton(model, nn.MSELoss(), batch, layers="0").to_dense()
+    dense = hessinit.gauss_newton(hessinit.Problem(model, nn.MSELoss(), batch, layers="0")).to_dense()
     assert report["0"].norm == pytest.approx(torch.linalg.eigvalsh(dense)[-1].item(), rel=1e-9)
 
 
@@ -133,7 +136,7 @@ def test_every_problem_of_the_zoo_is_right_in_pieces(
 ) -> None:
     split_into(monkeypatch, examples)
     options = {"dtype": torch.float64, "tolerance": 1e-8, "forward": problem.forward, **problem.options}
-    report = hessinit.measure(*problem.build(), **options)
+    report = call(hessinit.measure, *problem.build(), **options)
     for name, true in true_layers(problem, "gauss-newton").items():
         assert report[name].norm == pytest.approx(true.norm, rel=1e-6, abs=1e-12), name
     assert report.network.norm == pytest.approx(true_network(problem, "gauss-newton").norm, rel=1e-6)
@@ -204,9 +207,9 @@ def test_a_frozen_dropout_mask_belongs_to_the_whole_batch(monkeypatch: pytest.Mo
         nn.Sequential(*perceptron(), nn.Dropout(0.5), nn.Linear(3, 3).double()),
         (double(), labels()),
     )
-    whole = hessinit.measure(model, LOSS, batch, dropout="freeze")
+    whole = hessinit.measure(hessinit.Problem(model, LOSS, batch, dropout="freeze"))
     split_into(monkeypatch, 2)
-    pieces = hessinit.measure(model, LOSS, batch, dropout="freeze")
+    pieces = hessinit.measure(hessinit.Problem(model, LOSS, batch, dropout="freeze"))
     assert [row.norm for row in pieces.layers] == [row.norm for row in whole.layers]
 
 
@@ -219,7 +222,7 @@ def test_what_comes_after_the_pieces_is_measured_on_the_whole_batch(monkeypatch:
 
     model = Net(with_einsum, first=nn.Linear(3, 4), mix=nn.Parameter(torch.randn(4, 4, 3))).double()
     batch = double(), labels()
-    whole, gathered = hessinit.measure(model, LOSS, batch, trace=True), split_into(monkeypatch, 2)
+    whole, gathered = hessinit.measure(model, LOSS, batch, details="trace"), split_into(monkeypatch, 2)
     report = assert_right(model, LOSS, batch, trace=True)
     assert gathered == [2, 2, 2]
     assert {row.name: row.engine for row in report.layers} == {"first": "gram", "mix": "lanczos"}

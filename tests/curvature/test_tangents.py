@@ -223,7 +223,9 @@ def test_complex_functions_are_measured_right_by_both_engines_and_curvatures(nam
         truth = true_norms(Parts(model, F.cross_entropy, data), layers, curvature)
         for check in (True, False):
             found = hessinit.measure(
-                model, F.cross_entropy, data, curvature=curvature, estimator=estimator, check=check
+                hessinit.Problem(model, F.cross_entropy, data, check=check),
+                curvature=curvature,
+                estimator=estimator,
             )
             for layer, norm in truth.items():
                 assert found[layer].norm == pytest.approx(norm, rel=1e-3)
@@ -248,7 +250,9 @@ class Recurrence(nn.Module):
 def test_complex_activations_and_frozen_complex_weights_are_no_obstacle(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     data = torch.randn(8, 4, 2), torch.randint(3, (8,))
-    found = hessinit.measure(Recurrence(), F.cross_entropy, data, dtype=dtype, diagnostics=True)
+    found = hessinit.measure(
+        hessinit.Problem(Recurrence(), F.cross_entropy, data, dtype=dtype), details="diagnostics"
+    )
     assert found.converged
     assert found["inner"].diagnostics.activation_std > 0
 
@@ -278,7 +282,7 @@ def test_a_loss_that_is_nearly_a_cross_entropy_is_measured_right_for_many_logits
         model[2].weight.add_(6)  # the words share a component
     data = torch.randn(8, 4).double(), torch.randint(WORDS, (8,))
     data[0][0] *= 300
-    found = hessinit.measure(model, NEARLY[name], data, layers="0")["0"]
+    found = hessinit.measure(hessinit.Problem(model, NEARLY[name], data, layers="0"))["0"]
     truth = true_norms(Parts(model, NEARLY[name], data), {"0": ["0.weight"]}, "gauss-newton")["0"]
     assert found.converged
     assert found.norm == pytest.approx(truth, abs=found.error + 1e-9 * truth)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import hessinit
+from calls import call
 from dense import DenseCurvature, dense_curvature, ends
 from hessinit.integrations.logits import logits_problem
 from integrations.timm_style import image_network, images_and_labels
@@ -48,7 +49,7 @@ def test_the_loss_is_the_models_own_and_norms_are_those_of_dense_matrices(name: 
     model, batch = model_and_batch(name)
     problem = model, loss, pair, options = logits_problem(model, batch)
     assert value_of(problem).item() == pytest.approx(model(**batch).loss.item(), rel=1e-6)
-    report = hessinit.measure(model, loss, pair, **options)
+    report = call(hessinit.measure, model, loss, pair, **options)
     truth = dense_truth(model, loss, pair, "gauss-newton", **options)
     assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-3)
     for row in report.layers:
@@ -57,7 +58,7 @@ def test_the_loss_is_the_models_own_and_norms_are_those_of_dense_matrices(name: 
 
 def test_the_exact_hessian_needs_no_other_attention() -> None:
     model, loss, batch, options = logits_problem(*model_and_batch("GPT-2"))
-    report = hessinit.measure(model, loss, batch, curvature="hessian", **options)
+    report = call(hessinit.measure, model, loss, batch, curvature="hessian", **options)
     truth = dense_truth(model, loss, batch, "hessian", hessian_by="loops", **options)
     assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-3)
 
@@ -82,7 +83,7 @@ def test_what_a_tokenizer_returns_is_accepted_and_batches_are_averaged_over_thei
     norms = []
     for batch in (whole, BatchEncoding({**whole, **extra}), parts, iter(parts)):
         made, loss, batches, options = logits_problem(model, batch)
-        norms.append(hessinit.measure(made, loss, batches, **options).network.norm)
+        norms.append(call(hessinit.measure, made, loss, batches, **options).network.norm)
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-3)
 
 
@@ -103,7 +104,7 @@ def test_question_answering_is_refused_and_what_the_refusal_says_gives_dense_tru
 
     own = model(**batch, start_positions=targets[:, 0], end_positions=targets[:, 1]).loss
     problem = model, loss, (batch, targets)
-    report = hessinit.measure(*problem, forward=answer_span)
+    report = hessinit.measure(hessinit.Problem(*problem, forward=answer_span))
     truth = dense_truth(*problem, "gauss-newton", forward=answer_span)
     assert report.loss == pytest.approx(own.item(), rel=1e-6)
     assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-3)
@@ -125,7 +126,7 @@ def test_nothing_about_the_model_changes() -> None:
     settings, weights = model.config.to_dict(), {k: v.clone() for k, v in model.state_dict().items()}
     state = torch.get_rng_state()
     model, loss, pair, options = logits_problem(model, batch)
-    hessinit.measure(model, loss, pair, **options)
+    call(hessinit.measure, model, loss, pair, **options)
     assert model.config.to_dict() == settings
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
@@ -187,7 +188,7 @@ def test_gradient_checkpoints_are_switched_for_the_call_alone() -> None:
     norms = []
     for _ in range(2):
         made, loss, pair, options = logits_problem(model, batch)
-        norms.append(hessinit.measure(made, loss, pair, **options).network.norm)
+        norms.append(call(hessinit.measure, made, loss, pair, **options).network.norm)
         model.train()  # Llama has no dropout
         model.gradient_checkpointing_enable()
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
@@ -264,7 +265,7 @@ def test_regression_is_the_squared_error_and_an_output_without_logits_is_refused
     strange = Net(lambda m, x: (m.inner(x), x), inner=image_network())
     model, loss, batch, options = logits_problem(strange, (images, labels))
     with pytest.raises(hessinit.ProblemError, match="Net returned a tuple without logits"):
-        hessinit.measure(model, loss, batch, **options)
+        call(hessinit.measure, model, loss, batch, **options)
 
 
 def test_reading_a_problem_does_not_import_transformers() -> None:

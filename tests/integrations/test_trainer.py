@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 import hessinit
+from calls import call
 from hessinit.integrations.trainer_callback import CurvatureTrainerCallback
 from hessinit.results.track_record import Tracking
 from integrations.lightning_digits import same_weights
@@ -30,7 +31,7 @@ may_end_elsewhere = pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarn
 def norm_of(model: nn.Module, batch: Any, training: bool = True) -> float:
     model, loss, pair, options = hessinit.logits_problem(model, batch)
     model.train(training)
-    return hessinit.measure(model, loss, pair, dropout="freeze", tolerance=1e-4, **options).network.norm
+    return call(hessinit.measure, model, loss, pair, dropout="freeze", tolerance=1e-4, **options).network.norm
 
 
 @pytest.mark.parametrize("kind", ["GPT-2", pytest.param("BERT classifier", marks=pytest.mark.sweep)])

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hessinit
+from calls import call
 from hessinit.curvature.operators import GaussNewtonOperator
 from hessinit.problem.ranks import _BESIDE
 
@@ -76,9 +77,9 @@ def equal_to_one_process() -> Callable[[], None]:
             ddp = nn.parallel.DistributedDataParallel(model)
             for loss, given in zip(losses, options, strict=True):
                 accurate: dict[str, Any] = {"tolerance": tolerance / 10, **given}
-                truth = hessinit.measure(model, loss, batch, distributed="each", **accurate)
+                truth = call(hessinit.measure, model, loss, batch, distributed="each", **accurate)
                 for mode, own in (("batch", share(batch, rank, ranks)), ("layers", batch)):
-                    found = hessinit.measure(ddp, loss, own, distributed=mode, **accurate)
+                    found = call(hessinit.measure, ddp, loss, own, distributed=mode, **accurate)
                     assert_same(found, truth, tolerance)
 
     return on_ranks(work)
@@ -95,14 +96,22 @@ def report_more() -> Callable[[], None]:
             "tolerance": 1e-8,
         }
         each: dict[str, Any] = {"distributed": "each", "jacobians": True, "diagnostics": True}
-        truth = hessinit.measure(model, loss, batch, **more, **each)
-        found = hessinit.measure(
-            model, loss, batch, **more, jacobians=True, diagnostics=True, distributed="layers"
+        truth = call(hessinit.measure, model, loss, batch, **more, **each)
+        found = call(
+            hessinit.measure,
+            model,
+            loss,
+            batch,
+            **more,
+            distributed="layers",
+            details=["jacobians", "diagnostics"],
         )
         assert_same(found, truth, 1e-6)
         assert found.layers == truth.layers
         # Each rank may pass several batches.
-        found = hessinit.measure(model, loss, [share(batch, rank, ranks)] * 2, **more, distributed="batch")
+        found = call(
+            hessinit.measure, model, loss, [share(batch, rank, ranks)] * 2, **more, distributed="batch"
+        )
         assert found.batches == 2 * ranks
         assert abs(found.loss - truth.loss) < 1e-9
         for one, other in zip(found.layers, truth.layers, strict=True):
@@ -118,8 +127,8 @@ def report_more() -> Callable[[], None]:
 
         given: dict[str, Any] = {"forward": forward, "tolerance": 1e-8}
         signs = [(batch[0].abs() * sign, batch[1]) for sign in [1.0] + [-1.0] * (ranks - 1)]
-        truth = hessinit.measure(partly, loss, signs, distributed="each", **given)
-        found = hessinit.measure(partly, loss, signs[rank], distributed="batch", **given)
+        truth = call(hessinit.measure, partly, loss, signs, distributed="each", **given)
+        found = call(hessinit.measure, partly, loss, signs[rank], distributed="batch", **given)
         assert_same(found, truth, 1e-6)
         assert found.notes[0] == "Not used by the forward, so without curvature: c."
 
@@ -242,19 +251,19 @@ def say_who_works() -> Callable[[], None]:
                 hessinit.sweep, lambda: network(torch.float32), loss, own, stds=[0.1], **few
             ),
         }  # fmt: skip
-        for call in verbs.values():
-            attempt(lambda call=call: call(model))
-            attempt(lambda call=call: call(ddp))
-            attempt(lambda call=call: call(ddp, distributed="each"))
-        for call in alike.values():
-            attempt(call)
+        for verb in verbs.values():
+            attempt(lambda verb=verb: verb(model))
+            attempt(lambda verb=verb: verb(ddp))
+            attempt(lambda verb=verb: verb(ddp, distributed="each"))
+        for verb in alike.values():
+            attempt(verb)
         after = [one.detach() for one in (*model.parameters(), *inside.parameters())]
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-        for call in verbs.values():
-            attempt(lambda call=call: call(model, distributed="each"))
-        for call in alike.values():
-            attempt(lambda call=call: call(distributed="each"))
-            attempt(lambda call=call: call(distributed="batch"))
+        for verb in verbs.values():
+            attempt(lambda verb=verb: verb(model, distributed="each"))
+        for verb in alike.values():
+            attempt(lambda verb=verb: verb(distributed="each"))
+            attempt(lambda verb=verb: verb(distributed="batch"))
         report = hessinit.assert_sound(ddp, loss, own, lr=0.1, distributed="batch")
         print(f"assert_sound judged {report.examples} examples", flush=True)
         if rank == 0:  # alone, while the others do something else
@@ -271,7 +280,7 @@ def refuse() -> Callable[[], None]:
 
         def measure(data: Any = own, model: Any = None, loss: Any = loss, **options: Any) -> None:
             model = model or network(torch.float32)
-            tell(lambda: hessinit.measure(model, loss, data, **{"distributed": "batch", **options}))
+            tell(lambda: call(hessinit.measure, model, loss, data, **{"distributed": "batch", **options}))
 
         other, wider = network(torch.float32), nn.Sequential(nn.Linear(6, 5 + rank), nn.Linear(5 + rank, 3))
         with torch.no_grad():
@@ -284,7 +293,7 @@ def refuse() -> Callable[[], None]:
         measure(tuple(one[: 0 if second else 3] for one in own))
         measure((own[0] / float(not second), own[1]))
         measure(distributed="examples")
-        measure(diagnostics=True)
+        measure(details="diagnostics")
         normalized = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
         normalized.load_state_dict(
             {name: torch.ones_like(one) for name, one in normalized.state_dict().items()}

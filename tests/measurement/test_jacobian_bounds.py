@@ -396,7 +396,9 @@ def test_bounds_of_odd_shapes_and_scaled_activations_are_above_the_norm(name: st
     run, shape, loss, inputs, target = ABOVE_THE_NORM[name]
     model = Net(run, a=nn.Linear(*shape), head=bare(3, 2))
     nn.init.ones_(model.head.weight)  # which adds repeated numbers up
-    row = hessinit.measure(model, loss, (inputs, target), layers="a", jacobians=True)["a"]
+    row = hessinit.measure(hessinit.Problem(model, loss, (inputs, target), layers="a"), details="jacobians")[
+        "a"
+    ]
     assert row.jacobians.rigorous_bound >= row.norm > 0
     assert name != "turned" or row.jacobians.activation == 1  # its numbers come in another order
 
@@ -425,13 +427,13 @@ def test_reentrant_checkpoints_are_refused_in_words() -> None:
     with pytest.raises(hessinit.ProblemError, match="is not that of the function that is trained"):
         hessinit.measure(*problem)
     with pytest.raises(hessinit.ProblemError, match="reentrant checkpoints"):
-        hessinit.measure(*problem, jacobians=True, check=False)
+        hessinit.measure(hessinit.Problem(*problem, check=False), details="jacobians")
 
 
 def test_a_layer_that_gives_the_slope_of_an_activation_does_not_have_it() -> None:
     model = Net(lambda net, x: F.prelu(x, net.a(x).view(-1)), a=nn.Linear(5, 5))
     batch = -torch.rand(1, 5), torch.randint(5, (1,))
-    row = hessinit.measure(model, nn.CrossEntropyLoss(), batch, jacobians=True, diagnostics=True)["a"]
+    row = hessinit.measure(model, nn.CrossEntropyLoss(), batch, details=["jacobians", "diagnostics"])["a"]
     assert (row.jacobians.activation, row.diagnostics.activation) == (1.0, "")
     assert row.jacobians.rigorous_bound >= row.norm * 0.999
 
@@ -441,14 +443,16 @@ def test_unfinished_searches_and_norms_beyond_range_are_not_compared() -> None:
     weights = torch.ones(300).double()
     weights[7] = 1.5
     problem = bare(4, 300).double(), lambda z, _: (weights * z**2).sum(), (torch.randn(1, 4).double(), None)
-    found = hessinit.measure(*problem, jacobians=True, max_iterations=1)[0].jacobians
+    found = hessinit.measure(*problem, max_iterations=1, details="jacobians")[0].jacobians
     assert found.rigorous_bound is None
     assert "did not converge; raise max_iterations" in found.reason
     model = nn.Sequential(*(bare(5, 5) for _ in range(20)))
     with torch.no_grad():
         for layer in model:
             layer.weight.mul_(1e3)
-    report = hessinit.measure(model, nn.MSELoss(), (torch.zeros(3, 5), torch.zeros(3, 5)), jacobians=True)
+    report = hessinit.measure(
+        model, nn.MSELoss(), (torch.zeros(3, 5), torch.zeros(3, 5)), details="jacobians"
+    )
     assert math.isclose(report[0].norm, 0.0)
     assert "times ‖H‖" not in report.verdict
     assert "above the paper's bound" not in report.verdict
@@ -464,7 +468,8 @@ def test_the_papers_bound_is_not_below_the_rigorous_one_of_bias_free_relu_networ
     inputs = torch.randn(5, 2, 6, 6)
     model = nn.Sequential(body, bare(body(inputs).shape[1], 6), nn.ReLU(), bare(6, 3))
     report = hessinit.measure(
-        model, loss, (inputs, torch.randint(3, (5,))), jacobians=True, dtype=torch.float64
+        hessinit.Problem(model, loss, (inputs, torch.randint(3, (5,))), dtype=torch.float64),
+        details="jacobians",
     )
     for row in report:
         # The layer's input is ‖F x‖ long here, at most ‖F‖ ‖x‖; both carry errors of up to a per cent.

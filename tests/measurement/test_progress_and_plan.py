@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import hessinit
+from calls import call
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.progress import Progress, ProgressState
 from hessinit.measurement import plan as costs
@@ -61,7 +62,9 @@ def test_progress_begins_after_two_seconds_and_ends_with_every_layer_and_product
     clock: list[float], options: dict[str, Any]
 ) -> None:
     states: list[ProgressState] = []
-    report = hessinit.measure(network(), LOSS, batch(), progress=states.append, tolerance=1e-6, **options)
+    report = call(
+        hessinit.measure, network(), LOSS, batch(), progress=states.append, tolerance=1e-6, **options
+    )
     rows = (*report.layers, report.network) if options.get("network", True) else report.layers
     *running, last = states
     assert running
@@ -77,7 +80,9 @@ def test_progress_begins_after_two_seconds_and_ends_with_every_layer_and_product
 def test_both_matrices_and_each_batch_count_as_one_layer(clock: list[float]) -> None:
     states: list[ProgressState] = []
     batches = [batch(), batch()]
-    report = hessinit.measure(network(), LOSS, batches, curvature="both", trace=True, progress=states.append)
+    report = hessinit.measure(
+        network(), LOSS, batches, curvature="both", progress=states.append, details="trace"
+    )
     assert {state.layers for state in states} == {len(report)}
     assert "spectrum" in {state.layer for state in states}
     assert states[-1].layers_done == len(report)
@@ -168,9 +173,9 @@ def test_a_plan_names_the_engine_that_the_measurement_uses_and_changes_nothing(
     model: nn.Module, options: dict[str, Any]
 ) -> None:
     before = snapshot(model, LOSS, batch())
-    plan = hessinit.measure(model, LOSS, batch(), plan=True, **options)
+    plan = call(hessinit.plan, model, LOSS, batch(), **options)
     assert differences(before, snapshot(model, LOSS, batch())) == []
-    report = hessinit.measure(model, LOSS, batch(), **options)
+    report = call(hessinit.measure, model, LOSS, batch(), **options)
     assert isinstance(plan, hessinit.MeasurementPlan)
     assert (plan.engine, plan.engine_reason) == (report.engine, report.engine_reason)
     assert (plan.layers, plan.parameters) == (len(report), report.network.parameters)
@@ -184,7 +189,7 @@ def test_the_expected_gradients_follow_the_formula() -> None:
     model, products = nn.Linear(4, 3), 13.6
 
     def expected(**options: Any) -> float:
-        return hessinit.measure(model, LOSS, batch(), plan=True, **options).gradients
+        return call(hessinit.plan, model, LOSS, batch(), **options).gradients
 
     # The root of a softmax of three classes has two columns; the layer's and the network's products.
     assert expected() == pytest.approx(8 + 2 * 0.4 + 2 * products * 0.4)
@@ -253,7 +258,7 @@ def test_the_expected_memory_is_within_a_factor_of_two_where_weights_dominate() 
 
 
 def test_what_is_not_counted_is_said() -> None:
-    plan = hessinit.measure(network(), LOSS, batch(), plan=True, trace=True, jacobians=True)
+    plan = hessinit.plan(network(), LOSS, batch(), details=["trace", "jacobians"])
     assert plan.notes == ("Not counted: trace, jacobians.",)
 
 

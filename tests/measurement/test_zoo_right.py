@@ -12,6 +12,7 @@ from odd_constructions import ODD, draw
 from silent_errors import failures, run_one
 
 import hessinit
+from calls import call
 from dense import Extremes
 from zoo import PROBLEMS, ZOO, Problem
 from zoo.snapshot import differences, snapshot
@@ -51,7 +52,7 @@ def test_every_layer_is_right_in_both_precisions_and_the_model_comes_back_bit_fo
         options = {"curvature": curvature, "forward": problem.forward, **settings, **problem.options}
         if curvature == "gauss-newton":
             options |= {"jacobians": True, "diagnostics": True}
-        report = hessinit.measure(model, loss, batch, **options)
+        report = call(hessinit.measure, model, loss, batch, **options)
         assert differences(before, snapshot(model, loss, batch)) == []
         rows = {**{row.name: row for row in report.layers}, "network": report.network}
         assert sorted(rows) == sorted(truths)

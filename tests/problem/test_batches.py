@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import hessinit
+from calls import call
 from tiny import LOSS, batch, inputs, labels, network
 
 EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-10, "curvature": "both"}
@@ -62,7 +63,10 @@ def test_structures_reach_forward_and_loss_converted_and_whole_numbers_stay_whol
     plain = hessinit.measure(network(), LOSS, (x * scale.float(), labels())).network
     for loss, target in ((nested, {"class": labels(), "name": "six"}), (absent, None)):
         assert (
-            hessinit.measure(network(), loss, (structure, target), forward=forward).network.norm == plain.norm
+            hessinit.measure(
+                hessinit.Problem(network(), loss, (structure, target), forward=forward)
+            ).network.norm
+            == plain.norm
         )
     assert structure[0]["deep"][0].inner.scale is scale
     assert scale.dtype == torch.float64
@@ -88,7 +92,9 @@ LOSSES: dict[str, Any] = {
 def test_short_batches_count_for_what_they_hold(kind: str) -> None:
     x, y = batch(7)
     pieces = [(x[:3], y[:3]), (x[3:6], y[3:6]), (x[6:], y[6:])]
-    whole, parts = (hessinit.measure(network(), LOSSES[kind], data, **EXACT) for data in ((x, y), pieces))
+    whole, parts = (
+        call(hessinit.measure, network(), LOSSES[kind], data, **EXACT) for data in ((x, y), pieces)
+    )
     assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
     assert (parts.examples, parts.batches) == (7, 3)
@@ -108,7 +114,10 @@ def contrastive(output: Tensor, target: Tensor) -> Tensor:
 
 def dense_mean(loss: Any, pieces: list[Any]) -> float:
     """The norm of Gauss-Newton, averaged over the examples of the pieces."""
-    operators = [hessinit.gauss_newton(network(), loss, piece, dtype=torch.float64) for piece in pieces]
+    operators = [
+        hessinit.gauss_newton(hessinit.Problem(network(), loss, piece, dtype=torch.float64))
+        for piece in pieces
+    ]
     sizes = [len(piece[1]) / sum(len(other[1]) for other in pieces) for piece in pieces]
     mean = sum(size * one.to_dense() for size, one in zip(sizes, operators, strict=True))
     return float(torch.linalg.eigvalsh(mean).abs().max())
@@ -117,7 +126,7 @@ def dense_mean(loss: Any, pieces: list[Any]) -> float:
 def test_a_mean_with_weights_of_its_own_is_averaged_over_examples() -> None:
     x, y = batch(7)
     loss, pieces = nn.CrossEntropyLoss(ignore_index=0), [(x[:3], y[:3]), (x[3:], y[3:])]
-    found = hessinit.measure(network(), loss, pieces, **EXACT).network.approximation.value
+    found = call(hessinit.measure, network(), loss, pieces, **EXACT).network.approximation.value
     assert found == pytest.approx(dense_mean(loss, pieces), rel=1e-9)
 
 
@@ -129,7 +138,7 @@ def test_a_loss_that_does_not_tell_is_asked_for_its_reduction(loss: Any) -> None
         hessinit.measure(network(), loss, pieces)
     truth, options = dense_mean(loss, pieces), {**EXACT, "curvature": "gauss-newton"}
     for reduction, factor in (("sum", 2), ("mean", 1)):
-        found = hessinit.measure(network(), loss, pieces, reduction=reduction, **options).network.norm
+        found = call(hessinit.measure, network(), loss, pieces, reduction=reduction, **options).network.norm
         assert found == pytest.approx(factor * truth, rel=1e-9)
 
 
@@ -140,7 +149,7 @@ def test_short_batches_of_flattened_positions_count_by_examples(reduction: str) 
     loss = lambda z, t: F.cross_entropy(z, t, reduction=reduction)  # noqa: E731
     forward = lambda model, x: model(x).flatten(0, 1)  # noqa: E731
     whole, parts = (
-        hessinit.measure(network(), loss, data, forward=forward, **EXACT) for data in ((x, y), pieces)
+        call(hessinit.measure, network(), loss, data, forward=forward, **EXACT) for data in ((x, y), pieces)
     )
     assert whole.examples == parts.examples == 6
     assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
@@ -166,7 +175,7 @@ def test_time_first_batches_of_unequal_size_with_flat_targets_count_by_their_row
     loss = lambda z, t: F.cross_entropy(z.reshape(-1, 3), t)  # noqa: E731
     options = {**EXACT, "reduction": "mean"}
     whole, parts = (
-        hessinit.measure(TimeFirst(flat), loss, data, **options) for data in ((x, y.flatten()), pieces)
+        call(hessinit.measure, TimeFirst(flat), loss, data, **options) for data in ((x, y.flatten()), pieces)
     )
     assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
 
@@ -175,7 +184,7 @@ def test_packed_sequences_count_by_examples() -> None:
     model, rows = nn.LSTM(4, 3), [inputs(length) for length in (3, 2, 2)]
     single = [(row.unsqueeze(1), labels(3)[i : i + 1]) for i, row in enumerate(rows)]
     packed, parts = (
-        hessinit.measure(model, LOSS, data, forward=lambda model, x: model(x)[1][0][0], **EXACT)
+        call(hessinit.measure, model, LOSS, data, forward=lambda model, x: model(x)[1][0][0], **EXACT)
         for data in ((pack_sequence(rows), labels(3)), single)
     )
     assert packed.examples == parts.examples == 3
@@ -193,7 +202,7 @@ def test_a_generator_is_read_once_and_a_loader_is_an_iterable_of_batches() -> No
     report = hessinit.measure(network(), LOSS, pairs(), curvature="both")
     assert (reads, report.batches, report.examples) == ([4, 2], 2, 6)
     loader = DataLoader(TensorDataset(*batch(7)), batch_size=3)
-    report, whole = (hessinit.measure(network(), LOSS, data, **EXACT) for data in (loader, batch(7)))
+    report, whole = (call(hessinit.measure, network(), LOSS, data, **EXACT) for data in (loader, batch(7)))
     assert norms(report) == pytest.approx(norms(whole), rel=1e-9)
 
 
@@ -202,8 +211,8 @@ def test_the_spread_holds_the_norm_of_every_batch_alone(curvature: str) -> None:
     x, y = batch(7)
     parts = [(x[:4], y[:4]), (x[4:], y[4:])]
     options: dict[str, Any] = {**EXACT, "curvature": curvature}
-    report = hessinit.measure(network(), LOSS, parts, **options)
-    alone = [hessinit.measure(network(), LOSS, part, **options) for part in parts]
+    report = call(hessinit.measure, network(), LOSS, parts, **options)
+    alone = [call(hessinit.measure, network(), LOSS, part, **options) for part in parts]
     for row in (*report.layers, report.network):
         expected = [(one.network if row.name == "network" else one[row.name]).norm for one in alone]
         assert list(row.spread.norms) == pytest.approx(expected, rel=1e-8)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hessinit
+from calls import call
 from dense import dense_curvature, ends
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
@@ -21,14 +22,14 @@ each_curvature = pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"
 
 
 def norms(model: nn.Module, data: Any = None, **options: Any) -> dict[str, float]:
-    report = hessinit.measure(model, LOSS, data or batch(), curvature="both", **options)
+    report = call(hessinit.measure, model, LOSS, data or batch(), curvature="both", **options)
     rows = {layer.name: layer for layer in (*report.layers, report.network)}
     return {name: row.norm for name, row in rows.items()} | {"gap": report.network.gap or 0}
 
 
 def assert_true(model: nn.Module, by_hand: nn.Module, curvature: str, data: Any = None) -> Any:
     """The norm of the network is that of the dense matrix of an equal model."""
-    report = hessinit.measure(model, LOSS, data or batch(), curvature=curvature, **EXACT)
+    report = call(hessinit.measure, model, LOSS, data or batch(), curvature=curvature, **EXACT)
     truth = dense_curvature(by_hand, LOSS, data or batch(), curvature)
     assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-6)
     return report
@@ -162,7 +163,12 @@ def test_a_forward_that_differentiates_by_its_weights_is_measured_or_told_which_
     constant = 'differentiates by a tensor that is held constant .* layers="\\*\\*" measures all'
     with pytest.raises(hessinit.ProblemError, match=constant):
         hessinit.measure(with_bias, LOSS, batch(), curvature=curvature)
-    assert hessinit.measure(with_bias, LOSS, batch(), curvature=curvature, layers="**").network.norm > 0
+    assert (
+        hessinit.measure(
+            hessinit.Problem(with_bias, LOSS, batch(), layers="**"), curvature=curvature
+        ).network.norm
+        > 0
+    )
 
 
 def test_an_encoder_is_measured_as_it_is_trained_not_by_its_path_for_inference() -> None:
@@ -200,7 +206,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
         reports = []
         for _ in range(2):
             torch.rand(3)  # the global generator has no part in it
-            report = hessinit.measure(model, LOSS, data, curvature="both", seed=7, **extras)
+            report = call(hessinit.measure, model, LOSS, data, curvature="both", seed=7, **extras)
             reports.append(dataclasses.replace(report, seconds=None, gradients=None).to_json())
         assert reports[0] == reports[1]
 
@@ -233,7 +239,7 @@ def test_half_precision_models_losses_and_targets_are_measured_in_single(
 def test_the_precision_is_the_better_of_single_and_the_models_own_or_the_one_asked_for(
     model: nn.Module, asked: torch.dtype | None, used: str
 ) -> None:
-    assert hessinit.measure(model, LOSS, batch(), dtype=asked).versions["dtype"] == used
+    assert hessinit.measure(hessinit.Problem(model, LOSS, batch(), dtype=asked)).versions["dtype"] == used
 
 
 # Functions that torch cannot differentiate twice ------------------------------------------------------------
@@ -258,7 +264,7 @@ def test_a_hardsigmoid_has_the_second_derivative_that_torch_lacks(inplace: bool)
     options = {"curvature": "both", "jacobians": True, "tolerance": 1e-8}
     by_hand = Net(lambda _, x: nn.functional.relu6(x + 3) / 6)
     report, truth = (
-        hessinit.measure(nn.Sequential(first, middle, last), LOSS, batch(), **options)
+        call(hessinit.measure, nn.Sequential(first, middle, last), LOSS, batch(), **options)
         for middle in (nn.Hardsigmoid(inplace), by_hand)
     )
     for row, other in zip(report, truth, strict=True):
@@ -282,4 +288,9 @@ def test_a_second_derivative_that_torch_lacks_is_named_and_the_way_out_leads_out
     )  # fmt: skip
     with pytest.raises(hessinit.ProblemError, match="of cdist.*Leave the weights before it out .layers=."):
         hessinit.measure(radial, LOSS, batch(), curvature=curvature)
-    assert hessinit.measure(radial, LOSS, batch(), layers="head", curvature=curvature).network.norm > 0
+    assert (
+        hessinit.measure(
+            hessinit.Problem(radial, LOSS, batch(), layers="head"), curvature=curvature
+        ).network.norm
+        > 0
+    )

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hessinit
+from calls import call
 from conftest import read_global_torch_state
 from tiny import LOSS, batch, network, raise_from
 from zoo.snapshot import differences, snapshot
@@ -95,11 +96,11 @@ def labelled(model: nn.Module) -> Any:
 
 
 VERBS: dict[str, Callable[[nn.Module], Any]] = {
-    "measure": lambda model: hessinit.measure(model, LOSS, BATCH, **FREEZE),
-    "both": lambda model: hessinit.measure(model, LOSS, EACH, curvature="both", **FREEZE),
-    "bounds": lambda model: hessinit.measure(model.eval(), LOSS, BATCH, jacobians=True),
-    "diagnostics": lambda model: hessinit.measure(model, LOSS, BATCH, diagnostics=True, **FREEZE),
-    "trace": lambda model: hessinit.measure(model, LOSS, BATCH, top=2, trace=True, **FREEZE),
+    "measure": lambda model: call(hessinit.measure, model, LOSS, BATCH, **FREEZE),
+    "both": lambda model: call(hessinit.measure, model, LOSS, EACH, curvature="both", **FREEZE),
+    "bounds": lambda model: hessinit.measure(model.eval(), LOSS, BATCH, details="jacobians"),
+    "diagnostics": lambda model: call(hessinit.measure, model, LOSS, BATCH, **FREEZE, details="diagnostics"),
+    "trace": lambda model: call(hessinit.measure, model, LOSS, BATCH, **FREEZE, details=["top-2", "trace"]),
     "operators": products,
     "quadratic_form": lambda model: hessinit.quadratic_form(model, LOSS, BATCH, **FREEZE),
     "advise": lambda model: hessinit.advise(model, LOSS, BATCH, optimizer="adamw"),
@@ -190,11 +191,11 @@ def test_an_interrupt_of_the_last_forward_of_initialize_brings_the_old_weights_b
     initialize(build(), calls)
     # The last forwards, after the trials, are those of the gradient that is timed: one or two.
     made = calls()
-    for call in range(made - 3, made + 1):
+    for number in range(made - 3, made + 1):
         model = build()
         old = values(model)
         try:
-            initialize(model, raise_from(call, KeyboardInterrupt()))
+            initialize(model, raise_from(number, KeyboardInterrupt()))
         except KeyboardInterrupt:
             interrupted += 1
             assert values(model) == old
@@ -245,7 +246,7 @@ def test_code_that_waits_is_interrupted_at_once(place: str) -> None:
     def run() -> None:
         if place == "build":
             hessinit.compare(make, LOSS, BATCH, **FEW)
-        hessinit.measure(model, loss, batches(), forward=forward, **FREEZE)
+        call(hessinit.measure, model, loss, batches(), forward=forward, **FREEZE)
 
     started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
@@ -267,7 +268,7 @@ def test_a_handler_of_the_user_s_own_is_called_and_kept() -> None:
 
     before = signal.signal(signal.SIGINT, listen)
     try:
-        report = hessinit.measure(build(), LOSS, BATCH, forward=forward, **FREEZE)
+        report = call(hessinit.measure, build(), LOSS, BATCH, forward=forward, **FREEZE)
         assert signal.getsignal(signal.SIGINT) is listen
     finally:
         signal.signal(signal.SIGINT, before)
@@ -285,9 +286,9 @@ def test_a_timeout_by_an_alarm_leaves_all_as_it_was() -> None:
     def measure(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         while True:
-            hessinit.measure(model, LOSS, BATCH, **FREEZE)
+            call(hessinit.measure, model, LOSS, BATCH, **FREEZE)
 
-    hessinit.measure(build(), LOSS, BATCH, **FREEZE)
+    call(hessinit.measure, build(), LOSS, BATCH, **FREEZE)
     before, model = signal.signal(signal.SIGALRM, expire), build()
     kept, source = picture(model, False), random.Random(0)
     try:
@@ -306,10 +307,10 @@ def test_another_thread_measures_without_touching_the_handlers() -> None:
     before = signal.getsignal(signal.SIGINT)
 
     def work() -> None:
-        found.append(hessinit.measure(build(), LOSS, BATCH, **FREEZE).network.norm)
+        found.append(call(hessinit.measure, build(), LOSS, BATCH, **FREEZE).network.norm)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found[0] == hessinit.measure(build(), LOSS, BATCH, **FREEZE).network.norm
+    assert found[0] == call(hessinit.measure, build(), LOSS, BATCH, **FREEZE).network.norm
     assert signal.getsignal(signal.SIGINT) is before

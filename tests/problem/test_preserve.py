@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset
 
 import hessinit
 import tiny
+from calls import call
 from conftest import read_global_torch_state
 from hessinit.problem.batches import read_batches
 from hessinit.problem.double_backward import in_mode
@@ -97,7 +98,7 @@ def test_everything_comes_back(busy: Busy, curvature: str, training: bool, dtype
     before = state(busy, LOSS, data)
     options: dict[str, Any] = {"curvature": curvature, "dtype": dtype, "tolerance": 1e-2}
     # In train mode a spectral norm steps its power iteration, which the backward takes for constant.
-    report = hessinit.measure(busy, LOSS, data, check=not training, **options)
+    report = call(hessinit.measure, busy, LOSS, data, check=not training, **options)
     assert report.network.norm > 0
     assert differences(before, state(busy, LOSS, data)) == []
 
@@ -119,7 +120,9 @@ def test_everything_comes_back_when_the_forward_the_loss_or_a_product_raises(
     elif where == "grad":
         monkeypatch.setattr(torch.autograd, "grad", lambda *a, **b: interrupt() or differentiate(*a, **b))
     with pytest.raises(error, match="in the middle"):
-        hessinit.measure(busy, loss, data, curvature=curvature, reduction="mean", tolerance=1e-6)
+        hessinit.measure(
+            hessinit.Problem(busy, loss, data, reduction="mean"), curvature=curvature, tolerance=1e-6
+        )
     monkeypatch.undo()
     busy.before_call = None
     assert differences(before, state(busy, loss, data)) == []
@@ -141,7 +144,9 @@ def test_generators_go_on_as_if_nothing_had_been_drawn(kind: str) -> None:
         torch.manual_seed(11), random.seed(11), numpy.random.seed(11)  # noqa: NPY002
         first = DRAWS[kind]()
         if measures:
-            hessinit.measure(model, LOSS, loader, dropout="freeze", trace=True, density=True)
+            hessinit.measure(
+                hessinit.Problem(model, LOSS, loader, dropout="freeze"), details=["trace", "density"]
+            )
         seen.append([first, DRAWS[kind]()])
     assert seen[0] == seen[1]
 
@@ -217,15 +222,15 @@ def test_state_in_objects_containers_tensors_and_globals_is_put_back(fails: bool
     model.fails, before = fails, model.state()
     if fails:
         with pytest.raises(hessinit.ProblemError, match="holds NaN or inf"):
-            hessinit.measure(model, LOSS, batch(), **options)
+            call(hessinit.measure, model, LOSS, batch(), **options)
     else:
-        report = hessinit.measure(model, LOSS, batch(), **options)
+        report = call(hessinit.measure, model, LOSS, batch(), **options)
         # Every call starts from the state found: one step of the mean from zeros, and of the buffer to ones.
         same = Net(
             lambda m, x: m.last(torch.tanh(m.inner(x) - 0.5 * m.inner(x).mean(0))),
             inner=model.inner, last=model.last,
         )  # fmt: skip
-        expected = hessinit.measure(same, LOSS, batch(), **options)
+        expected = call(hessinit.measure, same, LOSS, batch(), **options)
         assert report.network.norm == pytest.approx(expected.network.norm, rel=3e-5)
     assert model.state() == before
 
@@ -382,7 +387,7 @@ def test_inputs_targets_and_the_state_of_a_loss_are_not_written_to() -> None:
             return F.cross_entropy(output - self.centre, target.remainder_(3))
 
     loss, data = Centred(), (inputs(), labels() + 3)
-    hessinit.measure(network(), loss, data, check=False)  # the centre is a stopped gradient
+    hessinit.measure(hessinit.Problem(network(), loss, data, check=False))  # the centre is a stopped gradient
     assert torch.equal(data[1], labels() + 3)
     assert (loss.centre.tolist(), loss.calls) == ([0, 0, 0], 0)
     found = hessinit.measure(Calling(lambda net, x: net(x.mul_(2).relu_())), LOSS, (data[0], labels()))

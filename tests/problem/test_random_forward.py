@@ -15,13 +15,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import hessinit
+from calls import call
 from dense import dense_curvature, ends
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
 
 def check_refused(message: str, model: Any, loss: Any = LOSS, data: Any = None, **options: Any) -> None:
     with pytest.raises(hessinit.ProblemError, match=message):
-        hessinit.measure(model, loss, data or batch(), **options)
+        call(hessinit.measure, model, loss, data or batch(), **options)
 
 
 ATTENDING = Net(
@@ -60,7 +61,9 @@ def test_any_other_random_forward_is_found_by_repeating_it_and_measured_alike_wh
     model, message = Calling(RANDOM[kind]), 'output changes from call to call.*model.eval\\(\\).*"freeze"'
     for examples in (1, 6):
         check_refused(message, model, data=batch(examples))
-    first, second = (hessinit.measure(model, LOSS, batch(), dropout="freeze", seed=5) for _ in range(2))
+    first, second = (
+        hessinit.measure(hessinit.Problem(model, LOSS, batch(), dropout="freeze", seed=5)) for _ in range(2)
+    )
     assert first.network == second.network
     assert any("frozen to one draw (seed 5)" in note for note in first.notes)
 
@@ -70,7 +73,7 @@ def test_a_random_loss_and_a_generator_that_nobody_knows_are_found() -> None:
         return F.cross_entropy(output + torch.randn(3), target)
 
     check_refused("the loss changes from call to call on the same output", network(), noisy)
-    assert hessinit.measure(network(), noisy, batch(), dropout="freeze").network.norm > 0
+    assert hessinit.measure(hessinit.Problem(network(), noisy, batch(), dropout="freeze")).network.norm > 0
     own = torch.Generator().manual_seed(0)
     check_refused("changes from call to call", Calling(lambda net, x: net(x) + torch.randn(3, generator=own)))
 
@@ -95,7 +98,7 @@ def test_generators_of_a_models_own_are_found_frozen_and_left_where_they_are(kin
         inner=network(), source=source, sources=[source],
     )  # fmt: skip
     check_refused("output changes from call to call", model)
-    report = hessinit.measure(model, LOSS, batch(), dropout="freeze", seed=4)
+    report = hessinit.measure(hessinit.Problem(model, LOSS, batch(), dropout="freeze", seed=4))
     assert model.source is model.sources[0] is source
     factors = [draw(source), draw(source)]  # the first two: nobody drew before
     fixed = Calling(lambda net, x: net(x * factors[0]) * factors[1])
@@ -112,7 +115,7 @@ def test_frozen_dropout_is_right_for_the_mask_it_drew(curvature: str) -> None:
         return net[2](net[1](net[0](x)) * mask)
 
     options: dict[str, Any] = {"dropout": "freeze", "dtype": torch.float64, "tolerance": 1e-8}
-    report = hessinit.measure(Calling(drop), LOSS, batch(), curvature=curvature, **options)
+    report = call(hessinit.measure, Calling(drop), LOSS, batch(), curvature=curvature, **options)
     seen = [told.get() for _ in range(told.qsize())]
     masked = Calling(lambda net, x: net[2](net[1](net[0](x)) * seen[0]))
     truth = dense_curvature(masked, LOSS, batch(), curvature)

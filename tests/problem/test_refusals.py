@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import hessinit
+from calls import call
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network, raise_from
 
 
@@ -23,7 +24,7 @@ def check_refused(message: str, model: Any, loss: Any, data: Any, **options: Any
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.autograd, "grad", lambda *_, **__: pytest.fail("work was begun"))
         with pytest.raises(hessinit.ProblemError, match=message):
-            hessinit.measure(model, loss, data, **options)
+            call(hessinit.measure, model, loss, data, **options)
 
 
 def broken(value: float) -> torch.Tensor:
@@ -65,7 +66,9 @@ def test_data_that_cannot_be_measured(data: Callable[[], Any], message: str) -> 
 def test_masks_of_minus_infinity_and_masked_nan_targets_are_no_reason_to_refuse() -> None:
     mask = torch.zeros(6, 4).index_fill(1, torch.tensor([2]), -torch.inf)
     data = ((inputs(), mask), labels())
-    report = hessinit.measure(network(), LOSS, data, forward=lambda model, x: model(x[0] * x[1].exp()))
+    report = hessinit.measure(
+        hessinit.Problem(network(), LOSS, data, forward=lambda model, x: model(x[0] * x[1].exp()))
+    )
     expected = hessinit.measure(network(), LOSS, (inputs() * mask.exp(), labels()))
     assert report.network.norm == expected.network.norm
     target = torch.ones(6, 3)

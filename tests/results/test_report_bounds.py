@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from hessinit import Problem
 from hessinit.measurement.measure import measure
 from hessinit.present import describe
 from hessinit.present.document import Table
@@ -21,7 +22,9 @@ def measured(network: bool, curvature: str = "gauss-newton", layers: str | None 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     batch = torch.randn(16, 6).double(), torch.arange(16) % 3
-    return measure(model, nn.CrossEntropyLoss(), batch, network=network, curvature=curvature, layers=layers)
+    return measure(
+        Problem(model, nn.CrossEntropyLoss(), batch, layers=layers), network=network, curvature=curvature
+    )
 
 
 def test_the_bounds_hold_for_the_network_as_measured():

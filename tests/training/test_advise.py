@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from adamw_truth import dense_adamw_limit
+from calls import call
 from dense import dense_curvature, in_double
 from hessinit import ConvergenceError, ConvergenceWarning, ProblemError, advise, measure
 from hessinit.curvature.preconditioner import AdamRule
@@ -101,7 +102,7 @@ def test_along_a_constant_gradient_no_step_is_longer_than_one_over_the_norm(rule
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 def test_gradient_descent_has_the_rates_of_the_report(curvature: str) -> None:
-    report = measure(network(), LOSS, batch(), curvature=curvature, **TIGHT)
+    report = call(measure, network(), LOSS, batch(), curvature=curvature, **TIGHT)
     advice = advise(network(), LOSS, batch(), curvature=curvature, **MEASURED)
     assert advice.norm.value == pytest.approx(report.network.norm, rel=1e-6)
     assert advice.learning_rate == pytest.approx(report.learning_rate, rel=1e-6)
@@ -299,7 +300,9 @@ def test_only_the_groups_of_measured_weights_count_with_the_rate_that_a_warmup_l
     LOSS(model(batch()[0]), batch()[1]).backward()
     advice = advise(model, LOSS, batch(), optimizer=optimizer, **TIGHT)
     assert (advice.lr, advice.weights) == (1e3, ("2",))
-    assert advice.norm.value == pytest.approx(measure(model, LOSS, batch(), **TIGHT)["2"].norm, rel=1e-6)
+    assert advice.norm.value == pytest.approx(
+        call(measure, model, LOSS, batch(), **TIGHT)["2"].norm, rel=1e-6
+    )
     assert "1 of 2 weights" in advice.notes[0]
     stepped = torch.optim.Adam(model.parameters())
     stepped.step()

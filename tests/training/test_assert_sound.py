@@ -13,9 +13,11 @@ import torch
 from torch import nn
 
 from adamw_truth import dense_adamw_limit
+from calls import call
 from hessinit import (
     ConvergenceWarning,
     CurvatureReport,
+    Problem,
     ProblemError,
     advise,
     apply_scheme_,
@@ -50,7 +52,7 @@ def test_a_sound_network_gets_its_report_and_stays_as_it_was() -> None:
     before = model.fc.weight.detach().clone()
     report = assert_sound(model, loss, batch, lr=0.5, seed=3)
     assert report.network.norm == pytest.approx(1.0, rel=1e-9)
-    expected = measure(model, loss, batch, seed=3).to_dict()
+    expected = measure(Problem(model, loss, batch, seed=3)).to_dict()
     assert {**report.to_dict(), "seconds": 0, "gradients": 0} == {**expected, "seconds": 0, "gradients": 0}
     assert torch.equal(model.fc.weight, before)
     assert model.fc.weight.grad is None
@@ -233,7 +235,7 @@ def test_a_norm_that_did_not_converge_does_not_pass() -> None:
     problem = (model, nn.CrossEntropyLoss(), (torch.randn(32, 12), torch.arange(32) % 4))
     unfinished = {"max_iterations": 1, "estimator": "lanczos"}
     with pytest.warns(ConvergenceWarning):
-        assert not measure(*problem, **unfinished).converged
+        assert not call(measure, *problem, **unfinished).converged
     assert re.match(
         r"weight and the network did not reach tolerance=0.001: stopped", said(*problem, **unfinished)
     )

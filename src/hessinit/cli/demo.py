@@ -133,7 +133,7 @@ def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
     data = images[:TRAINED_ON], labels[:TRAINED_ON]
     model, loss, batch = problem(seed)
     with progress(f"Measuring the network on {EXAMPLES} digits …"):
-        report = hessinit.measure(model, loss, batch, seed=seed)
+        report = hessinit.measure(hessinit.Problem(model, loss, batch, seed=seed))
     say(
         f"1. Ten dense layers with tanh and PyTorch's own weights, on {EXAMPLES} handwritten digits. "
         "‖H‖ is the curvature of the loss with respect to a layer's weights.\n",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,16 +14,25 @@ import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_MET, failures_explained, stop
 from hessinit.cli.output import Output, progress
-from hessinit.cli.problem_file import LoadedProblem, find_problem, load_problem, shared_keywords
+from hessinit.cli.problem_file import (
+    PROBLEM_OPTIONS,
+    LoadedProblem,
+    find_problem,
+    load_problem,
+    shared_keywords,
+)
 from hessinit.present.advice import describe_trial
 from hessinit.present.words import format_number
-from hessinit.results import curvature_report as results
-from hessinit.results.initialization import DIVERGED, Trial
+from hessinit.results.initialization import DIVERGED
+
+if TYPE_CHECKING:
+    from hessinit.training.assert_sound import Judgement
 
 # What a problem may say to `measure` that means the same to initialize.
 SHARED = ("optimizer", "forward", "dropout", "layers", "curvature", "reduction", "check")
 # And to advise.
 ADVISED = (*SHARED, "dtype", "tolerance", "max_iterations", "seed")
+PLANNED = ("curvature", "estimator", "tolerance", "details", "network")
 # of the race
 TRIAL_STEPS = 48
 BATCH_SIZE = 64
@@ -92,15 +101,14 @@ def measure(
         stop(
             f"--lr {lr:g} is judged by ‖H‖, which --dry-run does not measure; leave out one of them."
         )
+    details = [*["jacobians"] * jacobians, *["diagnostics"] * diagnostics]
     chosen = options.given(
         curvature=curvature,
         layers=layers,
         tolerance=tolerance,
         precision=precision,
         seed=seed,
-        jacobians=jacobians,
-        diagnostics=diagnostics,
-        plan=dry_run,
+        details=details or None,
     )
     with (
         failures_explained(
@@ -108,55 +116,41 @@ def measure(
         ),
         progress(f"Measuring {problem} …", measuring=True) as show,
     ):
-        loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
-        given = {**loaded.keywords, **chosen}
-        used = given.pop("optimizer", "sgd")
-        loaded = loaded if used == "sgd" else _read_once(loaded)
-        report = hessinit.measure(
-            loaded.model, loaded.loss, loaded.batch, progress=announced(show, loaded.model), **given
-        )
-        advice = None
-        if used != "sgd" and not dry_run:
-            given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
-            known = {name: given[name] for name in ADVISED if name in given} | {
-                "optimizer": used,
-                "lr": lr,
-            }
-            advice = hessinit.advise(
-                loaded.model, loaded.loss, loaded.batch, **{**known, "check": False}
-            )
-            report = replace(
-                report,
-                rates=results.OptimizerRates(
-                    optimizer=advice.optimizer,
-                    learning_rate=advice.learning_rate,
-                    lr=advice.lr,
-                    stable_learning_rate=advice.stable_learning_rate,
-                    converged=advice.converged,
-                ),
-            )
-        judged = lr if advice is None else advice.lr
-        trial = None
-        if not dry_run and report.network_measured and report.findings is not None:
-            from hessinit.training import assert_sound as sound
-            from hessinit.training.optimizer_rules import build_optimizer_rule
+        from hessinit.training.assert_sound import measure_and_judge
 
-            rule = build_optimizer_rule(used, loaded.model, lr=judged)
-            report = sound.without_what_adam_tolerates(report, rule.rule)
-            if rule.lr is not None:
-                stable = (report if advice is None else advice).stable_learning_rate
-                forward = given.get("forward")
-                tried = sound.try_rate(loaded.model, loaded.loss, loaded.batch, used, rule, forward)
-                report = sound.judge_rate(report, rule, stable, *tried)
-                trial = tried[0]
-    output.write(
-        report, after=None if judged is None else tell_rate(report, judged, problem, advice, trial)
-    )
-    if not dry_run and not report.converged:
+        loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
+        keywords = {**loaded.keywords, **chosen}
+        used = keywords.pop("optimizer", "sgd")
+        whole, measuring = _split(loaded, keywords)
+        if dry_run:
+            planning = {name: value for name, value in measuring.items() if name in PLANNED}
+            plan = hessinit.plan(whole, **planning)
+        else:
+            measuring["progress"] = announced(show, loaded.model)
+            judged = measure_and_judge(
+                whole, measuring, optimizer=used, lr=lr, with_rates=used != "sgd"
+            )
+    if dry_run:
+        output.write(plan)
+        return
+    rate = lr if judged.advice is None else judged.advice.lr
+    after = None if rate is None else tell_rate(rate, problem, judged)
+    output.write(judged.report, after=after)
+    if not judged.report.converged:
         stop(
-            f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}.",
+            "Not converged: the report marks what did not reach tolerance "
+            f"{judged.report.tolerance:g}.",
             NOT_MET,
         )
+
+
+def _split(
+    loaded: LoadedProblem, keywords: dict[str, Any]
+) -> tuple[hessinit.Problem, dict[str, Any]]:
+    """Return the problem, and the keywords that do not describe it."""
+    describing = {name: keywords[name] for name in PROBLEM_OPTIONS if name in keywords}
+    others = {name: value for name, value in keywords.items() if name not in describing}
+    return hessinit.Problem(loaded.model, loaded.loss, loaded.batch, **describing), others
 
 
 def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
@@ -177,36 +171,26 @@ def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
     return tell
 
 
-def tell_rate(
-    report: hessinit.CurvatureReport, lr: float, problem: str, advice: Any, trial: Trial | None
-) -> str:
-    """Return lr·‖H‖ or what the advice says of this rate, how the trial ended, and the command that helps."""
-    sentences = [] if advice is None else [advice.warmup.reason]
-    if advice is None and report.network_measured:
+def tell_rate(lr: float, problem: str, judged: Judgement) -> str:
+    """Return lr·‖H‖ or what the advice says of this rate, how the trial ended, and what helps."""
+    report = judged.report
+    if judged.advice is not None:
+        sentences = [judged.advice.warmup.reason]
+    elif report.network_measured:
         product = format_number(lr * report.network.norm)
-        sentences.append(
+        sentences = [
             f"lr·‖H‖ = {product}; on a quadratic, plain gradient descent is stable up to 2."
-        )
-    elif advice is None:
-        sentences.append(
+        ]
+    else:
+        sentences = [
             f"lr = {lr:g}: the network's ‖H‖ was not measured, only bounded (network=False)."
-        )
-    if trial is not None:
-        sentences.append(describe_trial(trial, lr))
-    helps = trial is not None and trial.outcome == DIVERGED and advice is None
-    command = f"\nNext: hessinit initialize {problem} --lr {lr:g}" if helps else ""
+        ]
+    command = ""
+    if judged.trial is not None:
+        sentences.append(describe_trial(judged.trial, lr))
+        if judged.trial.outcome == DIVERGED and judged.advice is None:
+            command = f"\nNext: hessinit initialize {problem} --lr {lr:g}"
     return f"{' '.join(sentences)}{command}"
-
-
-def _read_once(loaded: LoadedProblem) -> LoadedProblem:
-    """The problem with its batches in a list: an iterator gives them only once, and a loader shuffles."""
-    from hessinit.problem.batches import read_batches
-
-    if isinstance(loaded.batch, tuple):
-        return loaded
-    return loaded._replace(
-        batch=[(one.inputs, one.targets) for _, one in read_batches(loaded.batch)]
-    )
 
 
 def advise(
@@ -254,11 +238,11 @@ def advise(
         progress(f"Measuring {problem} …"),
     ):
         loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
-        batch = (
-            loaded.batch if batch_size is None else _cut(loaded.batch, batch_size, 1, seed or 0)[0]
-        )
-        given = {**shared_keywords(loaded, ADVISED, problem), **chosen}
-        advice = hessinit.advise(loaded.model, loaded.loss, batch, **given)
+        keywords = {**shared_keywords(loaded, ADVISED, problem), **chosen}
+        if batch_size is not None:
+            loaded = loaded._replace(batch=_cut(loaded.batch, batch_size, 1, seed or 0)[0])
+        whole, own = _split(loaded, keywords)
+        advice = hessinit.advise(whole, **own)
     output.write(advice)
     if not advice.learns:
         stop("No learning rate: the advice says more.", NOT_MET)

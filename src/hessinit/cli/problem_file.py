@@ -10,6 +10,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -112,6 +113,11 @@ def new(
         stop(f"cannot write {path}: {getattr(failure, 'strerror', None) or failure}.")
     typer.echo(f"Wrote {path}. It runs as it is; look into it to put your own network in.")
     typer.echo(f"Next: hessinit measure {path.as_posix()}:problem")
+
+
+PROBLEM_OPTIONS = tuple(
+    field.name for field in fields(hessinit.Problem) if field.name not in ("model", "loss", "batch")
+)
 
 
 class Place(NamedTuple):
@@ -263,6 +269,9 @@ def _call(function: Callable[[], Any], place: Place) -> LoadedProblem:
     who = f"{place.function}() of {place.source}"
     with _user_code(who):
         result = function()
+    if isinstance(result, hessinit.Problem):
+        options = {name: getattr(result, name) for name in PROBLEM_OPTIONS}
+        return LoadedProblem(result.model, result.loss, result.batch, options)
     pieces = [*result] if isinstance(result, (tuple, list)) else [result]
     if len(pieces) == 3:
         pieces.append({})
@@ -274,7 +283,7 @@ def _call(function: Callable[[], Any], place: Place) -> LoadedProblem:
     parameters = inspect.signature(hessinit.measure).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for name in pieces[3]:
-        choose(f"{who}: keyword", name, ["optimizer", *known])
+        choose(f"{who}: keyword", name, ["optimizer", *PROBLEM_OPTIONS, *known])
     return LoadedProblem(*pieces)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -245,6 +246,12 @@ class Evaluation:
     loss_value: float
     moments: dict[str, int | None]
     paddings: dict[str, set[int | None]]  # rows of embeddings that get no gradient
+
+    def alone(self) -> Evaluation:
+        """The same evaluation as that of the only batch."""
+        evaluation = copy.copy(self)
+        evaluation.weight = 1.0
+        return evaluation
 
     def forget(self) -> None:
         """Free the graphs and most of the memory; the next use evaluates again."""

@@ -112,8 +112,14 @@ def add_up(tensors: Sequence[Tensor]) -> Tensor:
 class WeightOperator(LinearOperator):
     """Something that acts on the weights of `names`, summed over the evaluated batches."""
 
-    def __init__(self, evaluations: Sequence[Evaluation], names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        evaluations: Sequence[Evaluation],
+        names: Sequence[str],
+        settings: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         leaves = evaluations[0].leaves
+        self.settings = settings
         self.evaluations = list(evaluations)
         self.names = list(names)
         self.shapes = [tuple(leaves[name].shape) for name in names]
@@ -211,8 +217,13 @@ class RecordedOperator(LinearOperator):
 class JacobianOperator(WeightOperator):
     """`J`: the derivative of all outputs of all batches by the weights, (outputs, weights)."""
 
-    def __init__(self, evaluations: Sequence[Evaluation], names: Sequence[str]) -> None:
-        super().__init__(evaluations, names)
+    def __init__(
+        self,
+        evaluations: Sequence[Evaluation],
+        names: Sequence[str],
+        settings: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        super().__init__(evaluations, names, settings)
         self._rows = [evaluation.output.numel() for evaluation in self.evaluations]
         self.shape = (sum(self._rows), self.shape[1])
 

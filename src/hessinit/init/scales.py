@@ -14,7 +14,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -28,8 +28,9 @@ from hessinit.errors import WeightsError
 from hessinit.init import defaults
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target
+from hessinit.measurement.facts import in_running_order, note_uncounted, notes_on
 from hessinit.measurement.loss_range import LossRange, find_loss_range
-from hessinit.measurement.measure import Rows, in_running_order, note_uncounted, notes_on
+from hessinit.measurement.rows import Rows
 from hessinit.problem.batches import Batch
 from hessinit.problem.functional import FunctionalProblem, ProblemOptions
 from hessinit.problem.problem import Loss, Problem
@@ -264,19 +265,18 @@ class ScaledModel:
             evaluations = rows.evaluations
             names = [layer.parameter for layer in problem.layers]
             cheap = rows.main.is_cheap(names) or len(names) <= _FEW_BLOCKS
-            layers = (
-                rows.layers(in_running_order(problem, evaluations)) if every_layer or cheap else ()
-            )
+            layers: tuple[LayerCurvature, ...] = ()
+            if every_layer or cheap:
+                layers = tuple(rows.layers(in_running_order(problem, evaluations)).values())
             network = rows.network()
-            details: dict[str, Any] = {}
             notes = [*notes_on(problem, evaluations), *note_uncounted(problem)]
             if not layers:
                 notes.append("The layers were not measured one by one; report=True measures them.")
-                details["engine_reason"] = "the network's norm alone was measured"
             seconds = time.perf_counter() - started
-            return rows.report(
-                layers, network, curvature, seconds=seconds, notes=tuple(notes), **details
-            )
+            report = replace(rows.report(layers, network), notes=tuple(notes), seconds=seconds)
+            if layers:
+                return report
+            return replace(report, engine_reason="the network's norm alone was measured")
 
 
 def network_estimator(evaluations: Sequence[Evaluation]) -> str:

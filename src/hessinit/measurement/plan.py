@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
 
 from hessinit.curvature import engines, gram
-from hessinit.curvature.evaluation import Evaluation, unused_leaves
+from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.probes import random_like
 from hessinit.curvature.progress import clock, expected_products, in_gradients, timed_gradient
-from hessinit.measurement.measure import versions_of
+from hessinit.measurement.facts import notes_on, versions_of
+from hessinit.measurement.rows import Details, check_choices
 from hessinit.problem.batches import tensors_in
 from hessinit.problem.determinism import graph_nodes
+from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Loss, Problem, as_problem
+from hessinit.problem.validate import check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import MeasurementPlan
 
 # In gradients, fitted to the networks of benchmarks/plan_accuracy.py. What every measurement does:
@@ -58,6 +67,44 @@ def lanczos_gradients(shares: Sequence[float], products: float, exact: bool = Fa
     """
     each = products * (EXACT if exact else 1.0)
     return sum(each * (AT_THE_END + THE_REST * share) for share in shares)
+
+
+@uninterrupted
+def plan(
+    problem: Problem | nn.Module,
+    loss: Loss | None = None,
+    batch: Any = None,
+    *,
+    curvature: str = "gauss-newton",
+    estimator: str = "auto",
+    tolerance: float = 1e-3,
+    max_iterations: int = 200,
+    details: str | Iterable[str] = (),
+    network: bool = True,
+) -> MeasurementPlan:
+    """What a measurement would cost: engine, expected gradients, seconds and memory; nothing is measured.
+
+    The arguments are those of `measure`. Costs one forward and backward, and the checks of the forward.
+
+    >>> import torch
+    >>> planned = plan(nn.Linear(3, 1), nn.MSELoss(), (torch.eye(3), torch.zeros(3, 1)))
+    >>> planned.engine, planned.parameters
+    ('gram', 3)
+    """
+    given = as_problem(problem, loss, batch)
+    check_choices(curvature, estimator)
+    check_switches(network=network)
+    max_iterations = check_whole("max_iterations", max_iterations, at_least=1)
+    settings = engines.LanczosSettings(check_tolerance(tolerance), max_iterations, given.seed)
+    wanted = Details.read(details)
+    functional = FunctionalProblem(given)
+    with functional.settings():
+        evaluations = evaluate(functional)
+        planned = plan_measurement(evaluations, curvature, estimator, settings, network)
+        notes = notes_on(functional, evaluations)
+    if uncounted := [*wanted.names, *[f"top-{wanted.top}"] * bool(wanted.top)]:
+        notes = (f"Not counted: {', '.join(uncounted)}.", *notes)
+    return replace(planned, notes=notes)
 
 
 def plan_measurement(

@@ -18,7 +18,7 @@ from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.probes import ProbeKind, ProbeStream
 from hessinit.curvature.progress import cost_of
 from hessinit.errors import ProblemError, check_names, choose, did_you_mean
-from hessinit.measurement.measure import facts_of, in_running_order, note_unchecked, notes_on
+from hessinit.measurement.facts import facts_of, in_running_order, note_unchecked, notes_on
 from hessinit.problem.functional import FunctionalProblem, ProblemOptions
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem

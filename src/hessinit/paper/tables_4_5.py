@@ -22,7 +22,7 @@ from hessinit.paper.datasets import ImageSet, load_images
 from hessinit.paper.experiments import Experiment, PaperSetting, Variant, round_numbers
 from hessinit.paper.networks import build, default_, glorot_
 from hessinit.paper.reference import make_table, mean, rank_correlation
-from hessinit.problem.problem import Loss
+from hessinit.problem.problem import Loss, Problem
 from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_numbers
 from hessinit.training.data import derive, generator
@@ -128,7 +128,7 @@ def measure_norms(
     ].any():  # every example is clipped
         return {"approximate": [0.0, 0.0], "exact": [0.0, 0.0], "network": 0.0}
     approximate = measure(model, loss, batch)
-    exact = measure(model, loss, batch, curvature="hessian", layers=layers, network=False)
+    exact = measure(Problem(model, loss, batch, layers=layers), curvature="hessian", network=False)
     norms = {
         "approximate": [approximate[name].norm for name in layers],
         "exact": [exact[name].norm for name in layers],

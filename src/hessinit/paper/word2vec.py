@@ -24,6 +24,7 @@ from hessinit.paper.reference import (
     mean,
     rank_correlation,
 )
+from hessinit.problem.problem import Problem
 from hessinit.results.reproduction import Curve, Findings, PaperFigure, PaperTable
 from hessinit.results.result import Plain, read_numbers, to_plain
 from hessinit.training.data import derive, generator
@@ -99,7 +100,9 @@ class SkipGram(nn.Module):
     def measure(self, batch: Batch, seed: int) -> dict[str, Plain]:
         """Norms on one batch: of each matrix and of both together, there by Gauss-Newton and exactly."""
         probes = derive(seed, "probes")
-        report = measure(self, self.loss, batch, curvature="both", tolerance=TOLERANCE, seed=probes)
+        report = measure(
+            Problem(self, self.loss, batch, seed=probes), curvature="both", tolerance=TOLERANCE
+        )
         whole = report.network.approximation
         return {
             "centre": report["centre"].norm,

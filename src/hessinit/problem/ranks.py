@@ -14,6 +14,7 @@ import itertools
 import pickle
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, RankError, choose
 from hessinit.problem.batches import Batch, join_batches, map_tensors, read_batches, tensors_in
+from hessinit.problem.problem import Problem, as_problem
 from hessinit.problem.validate import check_model, check_present, unwrap
 
 P = ParamSpec("P")
@@ -277,21 +279,38 @@ def on_all_ranks(
             given = bound.arguments
             choose("distributed", "each" if split is None else split, list(splits))
             if split is None or split == "each":
-                _check_each(verb.__name__, split, given.get("model"), together="batch" in splits)
+                model = given.get("model", given.get("problem"))
+                model = model.model if isinstance(model, Problem) else model
+                _check_each(verb.__name__, split, model, together="batch" in splits)
                 given["distributed"] = None
                 return verb(*bound.args, **bound.kwargs)
             ranks = Ranks(verb.__name__, split)
             with ranks.together():
-                batches = ranks.agree(given, same_weights=not verb.__name__.endswith("_"))
+                options = _flatten(given)
+                batches = ranks.agree(options, same_weights=not verb.__name__.endswith("_"))
                 batches = ranks.join(batches) if alone else batches
-                given["batch"] = [(one.inputs, one.targets) for one in batches]
+                pairs = [(batch.inputs, batch.targets) for batch in batches]
+                if "problem" in given:
+                    problem = as_problem(given["problem"], given["loss"], given["batch"])
+                    given.update(problem=replace(problem, batch=pairs), loss=None, batch=None)
+                else:
+                    given["batch"] = pairs
                 given["distributed"] = None if alone else ranks
                 work = functools.partial(verb, *bound.args, **bound.kwargs)
-                return alone(ranks, given["model"], work) if alone else work()
+                return alone(ranks, options["model"], work) if alone else work()
 
         return called
 
     return decorate
+
+
+def _flatten(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a verb, with those of its problem under their own names."""
+    options = dict(given)
+    if "problem" in options:
+        problem = as_problem(options.pop("problem"), options["loss"], options["batch"])
+        options |= {field.name: getattr(problem, field.name) for field in fields(problem)}
+    return options
 
 
 def _check_each(verb: str, split: str | None, model: Any, *, together: bool) -> None:

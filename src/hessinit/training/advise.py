@@ -16,7 +16,13 @@ from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import cost_of
 from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError
-from hessinit.measurement import measure
+from hessinit.measurement.facts import (
+    facts_of,
+    in_running_order,
+    note_unchecked,
+    note_uncounted,
+    notes_on,
+)
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
 from hessinit.problem.functional import FunctionalProblem
@@ -90,7 +96,7 @@ def advise(
         evaluations = evaluate(measured)
         limit = _find_limit(rule, evaluations, curvature, search, needed=not trial_steps)
         facts = _facts_of(measured, evaluations, curvature)
-        uncounted = measure.note_uncounted(measured, rule.moved)
+        uncounted = note_uncounted(measured, rule.moved)
         facts["notes"] += (*rule.notes, *uncounted, *limit.notes)
         for evaluation in evaluations:
             evaluation.forget()
@@ -146,14 +152,14 @@ def _facts_of(
     problem: FunctionalProblem, evaluations: Sequence[Evaluation], curvature: str
 ) -> dict[str, Any]:
     """Return the fields of the advice that describe the problem."""
-    shared = measure.facts_of(problem, evaluations)
-    layers = measure.in_running_order(problem, evaluations)
+    shared = facts_of(problem, evaluations)
+    layers = in_running_order(problem, evaluations)
     return {
         "curvature": curvature,
         **{name: shared[name] for name in ("loss", "examples", "versions")},
         "weights": tuple(layer.name for layer in layers),
         "parameters": sum(layer.size for layer in problem.layers),
-        "notes": (*measure.notes_on(problem, evaluations), *measure.note_unchecked(problem.check)),
+        "notes": (*notes_on(problem, evaluations), *note_unchecked(problem.check)),
     }
 
 

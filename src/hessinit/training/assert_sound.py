@@ -12,12 +12,14 @@ from typing import Any
 from torch import nn
 
 from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError, check_positive
+from hessinit.measurement.loss_range import UNKNOWN, LossRange
 from hessinit.measurement.measure import measure
 from hessinit.measurement.soundness import REDRAW
 from hessinit.present import to_text, words
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import on_all_ranks
+from hessinit.problem.validate import unwrap
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent, LearningRateAdvice
 from hessinit.results.curvature_report import (
     LEARN_ALL_THE_SAME,
@@ -32,7 +34,6 @@ from hessinit.training.advise import advise
 from hessinit.training.trial import (
     LENGTHS,
     TrainingSetup,
-    TrialSetting,
     ever_rises,
     highest,
     learns_much,
@@ -115,6 +116,7 @@ def assert_sound(
         "max_iterations": max_iterations,
         "details": details,
         "network": network,
+        "distributed": "each",
     }
     if tolerance is not None:
         measuring["tolerance"] = tolerance
@@ -161,7 +163,10 @@ def measure_and_judge(
     `measuring` are options of `measure`. With `with_rates`, the report has the rates that trials
     favour for the optimizer.
     """
-    report = measure(problem, distributed="each", **measuring)
+    if not isinstance(problem.batch, tuple):  # it is read more than once, and a loader may shuffle
+        pairs = [(batch.inputs, batch.targets) for batch in problem.batches]
+        problem = replace(problem, batch=pairs)
+    report = measure(problem, **measuring)
     rule = rules.build_optimizer_rule(optimizer, problem.model, lr=lr, layers=problem.layers)
     advice = None
     if with_rates:
@@ -182,11 +187,13 @@ def measure_and_judge(
     overruled = trial is not None and learns_much(trial, loss_range)
     report = _with_findings_for(rule, report, overruled=overruled)
     if stable > 0:  # where the norm is not finite, that is a finding of its own
-        findings = [
-            *_judge_limit(report, rule, stable, times_stable, trial),
-            *_judge_smallness(report, rule, loss_range),
-        ]
-        report = replace(report, findings=(*(report.findings or ()), *findings))
+        found = report.findings or ()
+        way_out = _lower_rate(report, rule, stable)
+        if _is_above_limit(rule.lr, stable, times_stable, trial):
+            found = (*found, _above_limit(rule, stable, way_out))
+        elif trial is not None and _rises(trial, loss_range):
+            found = (*found, _risen(rule, trial, stable, way_out))
+        report = replace(report, findings=(*found, *_judge_smallness(report, rule, loss_range)))
     return Judgement(report, advice, trial, norm)
 
 
@@ -252,10 +259,88 @@ def _with_findings_for(
     return replace(report, findings=tuple(filter(matters, findings)), notes=notes)
 
 
-def _judge_limit(
-    report: CurvatureReport,
-    rule: rules.OptimizerRule,
-    stable: float,
-    times_stable: float,
-    tried: _TriedRate,
+def _lower_rate(report: CurvatureReport, rule: rules.OptimizerRule, stable: float) -> str:
+    """Say how to get below the stability limit."""
+    lower = f"Lower lr below {words.format_number(stable)}"
+    # The size of the weights does not change the length of Adam's steps, and flat weights grow
+    # sharper.
+    if isinstance(rule.rule, Descent) and report.network.norm > FLAT_INITIALIZATION:
+        initialize = f"hessinit.initialize_(model, loss, batch, lr={rule.lr:g})"
+        lower = f"{lower}, or fit the weights to it: {initialize}"
+    return f"{lower}."
+
+
+def _is_above_limit(lr: float, stable: float, times_stable: float, trial: Trial | None) -> bool:
+    """Whether the rate is too far above the limit; a trial that learned counts against the default."""
+    learned = trial is not None and trial.outcome == LEARNED
+    is_strict = times_stable < SOUNDNESS.times_stable
+    return lr > times_stable * stable and (is_strict or not learned)
+
+
+def _above_limit(rule: rules.OptimizerRule, stable: float, way_out: str) -> Finding:
+    assert rule.lr is not None
+    times = words.format_times(rule.lr / stable)
+    return Finding(
+        kind="rate too high",
+        message=f"lr={rule.lr:g} is {times} times the stability limit of {rule.rule}, which is "
+        f"{words.format_number(stable)}.",
+        way_out=way_out,
+    )
+
+
+def _rises(trial: Trial, loss_range: LossRange) -> bool:
+    """Whether the loss rises in a trial that did not learn, wherever it ends."""
+    if trial.outcome == LEARNED:
+        return False
+    return trial.outcome == DIVERGED or ever_rises(trial.losses, loss_range)
+
+
+def _risen(rule: rules.OptimizerRule, trial: Trial, stable: float, way_out: str) -> Finding:
+    first, top = (words.format_number(loss) for loss in (trial.losses[0], highest(trial.losses)))
+    ending = ", and ended no lower than that of a constant output"
+    if trial.outcome == DIVERGED:
+        ending = ""
+    is_above = rule.lr is not None and rule.lr > stable
+    return Finding(
+        kind="rate too high",
+        message=f"In {trial.steps} trial steps on this batch at lr={rule.lr:g} the loss rose from "
+        f"{first} to {top}{ending}.",
+        way_out=way_out if is_above else "Lower lr: hessinit.advise finds one.",
+    )
+
+
+def _judge_smallness(
+    report: CurvatureReport, rule: rules.OptimizerRule, loss_range: LossRange
 ) -> list[Finding]:
+    """Find a gradient along which a training would hardly lower the loss."""
+    gain = loss_range.gain(report.loss)
+    if not isinstance(rule.rule, Descent) or not report.gradient_norm or not gain > 0:
+        return []
+    assert rule.lr is not None
+    decrease = rule.lr * rule.rule.lasting * report.gradient_norm**2 / gain
+    if decrease >= SOUNDNESS.least_decrease:
+        return []
+    share = words.format_percent(1000 * decrease, 2)
+    message = (
+        f"At lr={rule.lr:g} the gradient is too small: 1,000 steps along it would lower the loss by "
+        f"{share} of what can be gained."
+    )
+    return [Finding(kind="gradient too small", message=message, way_out=f"Raise lr. {REDRAW}.")]
+
+
+def _name_unconverged(report: CurvatureReport, norm: Estimate | None) -> list[str]:
+    """Say which norms did not reach their tolerance."""
+    rows = [*report.layers, *([report.network] if report.network_measured else [])]
+    missed = [row for row in rows if not row.converged and math.isfinite(row.norm)]
+    if missed:
+        names = [
+            "the network" if row is report.network else words.call_layer(row.name) for row in missed
+        ]
+        reason = words.unstopped(missed[0].reason)
+        return [
+            f"{words.join_names(names)} did not reach tolerance={report.tolerance:g}: {reason}."
+        ]
+    if norm is not None and not norm.converged and math.isfinite(norm.value):
+        reason = words.unstopped(norm.reason)
+        return [f"the stability limit of the optimizer did not converge: {reason}."]
+    return []

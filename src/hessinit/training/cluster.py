@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hessinit.errors import ProblemError
-from hessinit.measurement.measure import SOFTWARE
+from hessinit.measurement.facts import SOFTWARE
 from hessinit.training.workers import Job, Results, Work, WorkerLostError, pack, run_packed
 
 PATIENCE = 60.0  # seconds without any worker; a nanny brings one back within ten

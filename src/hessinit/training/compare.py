@@ -27,13 +27,14 @@ from hessinit.errors import (
     check_positive,
     list_of,
 )
+from hessinit.measurement.facts import SOFTWARE
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
-from hessinit.measurement.measure import SOFTWARE, measure
+from hessinit.measurement.measure import measure
 from hessinit.problem import validate
 from hessinit.problem.batches import Batch
 from hessinit.problem.explained import explained, explained_loss
 from hessinit.problem.preserve import uninterrupted
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Comparison, Run, window
 from hessinit.results.initialization import DIVERGED
@@ -442,17 +443,9 @@ class Trainer:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", ConvergenceWarning)
             try:
-                report = measure(
-                    model,
-                    loss,
-                    batch,
-                    forward=self.forward,
-                    dropout="freeze",
-                    tolerance=TOLERANCE,
-                    check=check,
-                    seed=derive(seed, "measure"),
-                    distributed="each",
-                )
+                seed = derive(seed, "measure")
+                problem = Problem(model, loss, batch, forward=self.forward, check=check, seed=seed)
+                report = measure(problem, tolerance=TOLERANCE, distributed="each")
             except Exception as failure:
                 return None, f"The initial curvature was not measured: {failure}"
         # A layer that is called "network" appears under its parameter's name.

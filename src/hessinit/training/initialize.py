@@ -20,7 +20,7 @@ from hessinit.curvature.progress import in_gradients, timed_gradient
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
 from hessinit.init import apply_scheme, defaults, scales, weights
 from hessinit.init.defaults import Config
-from hessinit.measurement.measure import note_unchecked
+from hessinit.measurement.facts import note_unchecked
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
 from hessinit.problem.functional import ProblemOptions

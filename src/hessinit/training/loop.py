@@ -244,7 +244,7 @@ def make_optimizer(
     _check_trains(built, model)
     if not takes_rate and learning_rate is not None:
         _scale_rates(built, learning_rate)
-    return built  # type: ignore[no-any-return]
+    return built
 
 
 def _check_trains(built: Any, model: nn.Module) -> None:

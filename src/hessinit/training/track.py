@@ -20,7 +20,13 @@ from hessinit.curvature.engines import LanczosSettings, build_engine
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.progress import in_gradients, timed_gradient
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number
-from hessinit.measurement import measure
+from hessinit.measurement.facts import (
+    in_running_order,
+    note_unchecked,
+    note_uncounted,
+    notes_on,
+    versions_of,
+)
 from hessinit.present.track_record import warn_of_limit
 from hessinit.problem.batches import read_batches, tensors_in
 from hessinit.problem.functional import FunctionalProblem
@@ -446,11 +452,8 @@ class _Subject:
             evaluations = evaluate(problem)
             if problem.check:
                 build_engine(evaluations, self.curvature, self.settings)
-            notes = (
-                *measure.notes_on(problem, evaluations),
-                *measure.note_unchecked(problem.check),
-            )
-            uncounted = measure.note_uncounted(problem, steps.moved) if steps.name else ()
+            notes = (*notes_on(problem, evaluations), *note_unchecked(problem.check))
+            uncounted = note_uncounted(problem, steps.moved) if steps.name else ()
             for one in evaluations:
                 one.forget()
             self.gradient_seconds = timed_gradient(problem).seconds
@@ -458,7 +461,7 @@ class _Subject:
                 "optimizer": steps.name,
                 "examples": problem.examples,
                 "notes": (*notes, *steps.notes, *uncounted),
-                "versions": measure.versions_of(problem),
+                "versions": versions_of(problem),
             }
 
     def measure(self, steps: rules.OptimizerRule) -> tuple[dict[str, Any], list[str]]:
@@ -471,7 +474,7 @@ class _Subject:
             layers = {}
             if self.each_layer:
                 each = engine.extremes_of_each(names)
-                in_order = measure.in_running_order(problem, evaluations)
+                in_order = in_running_order(problem, evaluations)
                 layers = {layer.name: each[layer.parameter].norm.value for layer in in_order}
             extremes = engine.extremes(names)
             norm = extremes.norm
