@@ -515,7 +515,7 @@ def take_verdicts(grids: dict[tuple[str, str, int], Outcome], cell: Cell, _: flo
         arguments = (bench.model(), bench.case.loss, bench.batch())
         verdict, message = "sound", ""
         try:
-            hessinit.assert_sound(*arguments, optimizer=cell.optimizer, lr=2.0**exponent, dropout="freeze")
+            hessinit.assert_sound(hessinit.Problem(*arguments, dropout="freeze"), optimizer=cell.optimizer, lr=2.0**exponent)
         except AssertionError as failure:
             verdict, message = "not sound", str(failure).partition("\n\n")[0][:300]
         except Exception as failure:

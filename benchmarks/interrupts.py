@@ -112,7 +112,7 @@ def track(model: nn.Module) -> Any:
 
 def sound(model: nn.Module) -> Any:
     try:
-        return hessinit.assert_sound(model, LOSS, BATCH, lr=1e-3, optimizer="adamw", **OPTIONS)
+        return hessinit.assert_sound(model, LOSS, BATCH, lr=1e-3, optimizer="adamw")
     except AssertionError as verdict:
         return verdict
 

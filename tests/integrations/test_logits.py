@@ -197,7 +197,7 @@ def test_gradient_checkpoints_are_switched_for_the_call_alone() -> None:
 
 def test_initialize_and_advise_take_it_too_and_it_pickles() -> None:
     model, loss, batch, options = logits_problem(*model_and_batch("GPT-2"))
-    advice = hessinit.advise(model, loss, batch, optimizer="adamw", lr=1e-3, **options)
+    advice = call(hessinit.advise, model, loss, batch, optimizer="adamw", lr=1e-3, **options)
     assert advice.stable_learning_rate > 0
     result = hessinit.initialize_(model, loss, batch, target=0.7, **options)
     truth = dense_truth(model, loss, batch, "gauss-newton", **options)

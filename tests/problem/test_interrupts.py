@@ -77,7 +77,7 @@ def track(model: nn.Module) -> Any:
 
 def sound(model: nn.Module) -> Any:
     try:
-        return hessinit.assert_sound(model, LOSS, BATCH, lr=1e-3, optimizer="adamw", **FREEZE)
+        return call(hessinit.assert_sound, model, LOSS, BATCH, lr=1e-3, optimizer="adamw", **FREEZE)
     except AssertionError as verdict:
         return verdict
 

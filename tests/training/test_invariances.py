@@ -154,7 +154,7 @@ def test_no_order_of_the_examples_keeps_a_network_from_learning(optimizer: str, 
 @pytest.mark.parametrize("seed", [6, 11, 14])
 def test_a_search_that_starts_where_the_network_dies_goes_down(seed: int) -> None:
     """It ends just below its first loss there, and at twice the rate by chance a little lower."""
-    advice = hessinit.advise(*plain().problem(), seed=seed)
+    advice = hessinit.advise(hessinit.Problem(*plain().problem(), seed=seed))
     assert advice.trials[-1].outcome != "learned"
     assert advice.learning_rate == pytest.approx(first_advice("sgd")[0], rel=0.5)
 
