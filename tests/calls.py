@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import hessinit
+from hessinit.errors import options_of
 
 T = TypeVar("T")
-OF_A_PROBLEM = {field.name for field in fields(hessinit.Problem)}
 
 
 def call(verb: Callable[..., T], model: Any, loss: Any, batch: Any, **options: Any) -> T:
-    of_the_problem = {name: value for name, value in options.items() if name in OF_A_PROBLEM}
-    own = {name: value for name, value in options.items() if name not in OF_A_PROBLEM}
+    of_the_problem = options_of(hessinit.Problem, options)
+    own = {name: value for name, value in options.items() if name not in of_the_problem}
+    if "fit" in inspect.signature(verb).parameters:
+        of_the_fit = options_of(hessinit.Fit, own)
+        own = {name: value for name, value in own.items() if name not in of_the_fit}
+        own.setdefault("fit", hessinit.Fit(**of_the_fit))
     return verb(hessinit.Problem(model, loss, batch, **of_the_problem), **own)

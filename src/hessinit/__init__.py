@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hessinit.errors import RankError as RankError
     from hessinit.init.apply_scheme import apply_scheme_ as apply_scheme_
     from hessinit.init.gain import gain as gain
+    from hessinit.init.options import Fit as Fit
     from hessinit.integrations.logits import logits_problem as logits_problem
     from hessinit.measurement.matrices import gauss_newton as gauss_newton
     from hessinit.measurement.matrices import hessian as hessian

@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 
 import hessinit
+from calls import call
 from hessinit import Initialization, initialize_, load, measure
 from hessinit.training.data import read_data
 from result_examples import make_raced
@@ -24,10 +25,7 @@ def test_json_is_exactly_what_the_library_does(run, net):
     )
     result = run("initialize", "net.py:problem", "--json", "--no-race", *options.split())
     assert (result.exit_code, result.stderr) == (0, NOTHING), result.output
-    expected = initialize_(
-        *net.problem(), lr=0.1, scheme="he", optimizer="momentum", momentum=0.5, seed=3, scaling="last",
-        tolerance=0.01,
-    )  # fmt: skip
+    expected = initialize_(hessinit.Problem(*net.problem(), seed=3), lr=0.1, optimizer="momentum", fit=hessinit.Fit(scheme="he", momentum=0.5, scaling="last", tolerance=0.01))  # fmt: skip
     assert without_seconds(json.loads(result.stdout)) == without_seconds(expected.to_dict())
 
 
@@ -125,7 +123,7 @@ def test_a_race_is_exactly_the_library_s_on_mini_batches_of_the_data(run, net):
     model, loss, data = net.problem()
     first = read_data(data, 4, 6).initial_batch(0)
     options = {"data": data, "trial_steps": 6, "report": True, "progress": False}
-    expected = initialize_(model, loss, (first.inputs, first.targets), lr=0.02, **options)
+    expected = call(initialize_, model, loss, (first.inputs, first.targets), lr=0.02, **options)
     assert without_seconds(json.loads(result.stdout)) == without_seconds(expected.to_dict())
     written = safetensors.torch.load_file("w.safetensors")
     assert all(torch.equal(written[name], value) for name, value in model.state_dict().items())

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+import hessinit
 from calls import call
 from hessinit import CurvatureReport, LearningRateAdvice, load, measure
 from hessinit.cli.measure import tell_rate

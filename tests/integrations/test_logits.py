@@ -199,7 +199,7 @@ def test_initialize_and_advise_take_it_too_and_it_pickles() -> None:
     model, loss, batch, options = logits_problem(*model_and_batch("GPT-2"))
     advice = call(hessinit.advise, model, loss, batch, optimizer="adamw", lr=1e-3, **options)
     assert advice.stable_learning_rate > 0
-    result = hessinit.initialize_(model, loss, batch, target=0.7, **options)
+    result = call(hessinit.initialize_, model, loss, batch, target=0.7, **options)
     truth = dense_truth(model, loss, batch, "gauss-newton", **options)
     assert ends(truth.network).norm == pytest.approx(0.7, rel=0.06)
     assert result.converged

@@ -156,7 +156,9 @@ def test_adams_norm_and_first_step_are_the_dense_ones(problem: Problem, curvatur
     step = gradient / (gradient.abs() + eps)
     bend = float(step @ matrix @ step)
     first = float(gradient @ step) / bend if bend > 0 else math.inf
-    advice = call(advise, model, loss, data, optimizer="adam", settings={"eps": eps}, curvature=curvature, **MEASURED)
+    advice = call(
+        advise, model, loss, data, optimizer="adam", settings={"eps": eps}, curvature=curvature, **MEASURED
+    )
     assert advice.norm.value == pytest.approx(truth, rel=1e-5)
     assert advice.learning_rate == pytest.approx(min(1 / truth, first), rel=1e-5)
     assert advice.stable_learning_rate == pytest.approx(min(38 / truth, 2 * first), rel=1e-5)
@@ -208,11 +210,14 @@ def test_weights_without_gradient_do_not_count_and_what_is_left_out_is_noted() -
 
     assert "could not be split" in " ".join(advise(network(), whole, batch(), optimizer="adam").notes)
     plain, decayed = (
-        advise(network(), LOSS, batch(), optimizer="adam", settings={"weight_decay": w}, trial_steps=0) for w in (0.0, 0.1)
+        advise(network(), LOSS, batch(), optimizer="adam", settings={"weight_decay": w}, trial_steps=0)
+        for w in (0.0, 0.1)
     )
     assert decayed.learning_rate == plain.learning_rate
     assert "is not included in the advice" in " ".join(decayed.notes)
-    decoupled = advise(network(), LOSS, batch(), optimizer="adamw", settings={"weight_decay": 0.1}, trial_steps=0)
+    decoupled = advise(
+        network(), LOSS, batch(), optimizer="adamw", settings={"weight_decay": 0.1}, trial_steps=0
+    )
     assert decoupled.learning_rate == pytest.approx(1 / (plain.norm.value + 0.1))
 
 
@@ -377,8 +382,14 @@ def test_optimizers_without_a_known_limit_are_refused(build: Any, message: str) 
         ({"optimizer": "adma"}, "Did you mean 'adam'?"),
         ({"optimizer": 3}, "optimizer is a int; it must be a name, such as 'adam', or a function"),
         ({"optimizer": nn.Linear(1, 1)}, "optimizer is a Linear; it must be a name"),
-        ({"optimizer": "adam", "settings": {"momentum": 0.9}}, "momentum=0.9 is no setting of optimizer='adam'"),
-        ({"optimizer": "sgd", "settings": {"momentum": 0.9}}, "momentum=0.9 and optimizer='sgd' do not go together"),
+        (
+            {"optimizer": "adam", "settings": {"momentum": 0.9}},
+            "momentum=0.9 is no setting of optimizer='adam'",
+        ),
+        (
+            {"optimizer": "sgd", "settings": {"momentum": 0.9}},
+            "momentum=0.9 and optimizer='sgd' do not go together",
+        ),
         ({"optimizer": "momentum", "settings": {"momentum": 1.0}}, "momentum=1.0 must be a number from 0"),
         ({"optimizer": "adam", "settings": {"betas": 0.9}}, "betas=0.9 must be two numbers"),
         ({"optimizer": "adam", "settings": {"betas": (0.9, 1.0)}}, "betas[1]=1.0 must be a number from 0"),

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hessinit
+from calls import call
 from hessinit.digits import load_digits
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
@@ -272,7 +273,7 @@ def test_the_verdict_of_measure_stays(name: str) -> None:
 def initialized(case: Case, lr: float | str, **options: Any) -> tuple[hessinit.Initialization, Tensor]:
     model = case.build()
     rate = lr if isinstance(lr, str) else case.rate(lr)
-    result = hessinit.initialize_(model, case.loss, case.batch, lr=rate, progress=False, **options)
+    result = call(hessinit.initialize_, model, case.loss, case.batch, lr=rate, progress=False, **options)
     return result, torch.cat([one.detach().double().flatten() for one in model.parameters()])
 
 

@@ -14,13 +14,8 @@ import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_MET, failures_explained, stop
 from hessinit.cli.output import Output, progress
-from hessinit.cli.problem_file import (
-    PROBLEM_OPTIONS,
-    LoadedProblem,
-    find_problem,
-    load_problem,
-    shared_keywords,
-)
+from hessinit.cli.problem_file import LoadedProblem, find_problem, load_problem, shared_keywords
+from hessinit.errors import options_of
 from hessinit.present.advice import describe_trial
 from hessinit.present.words import format_number
 from hessinit.results.initialization import DIVERGED
@@ -148,7 +143,7 @@ def _split(
     loaded: LoadedProblem, keywords: dict[str, Any]
 ) -> tuple[hessinit.Problem, dict[str, Any]]:
     """Return the problem, and the keywords that do not describe it."""
-    describing = {name: keywords[name] for name in PROBLEM_OPTIONS if name in keywords}
+    describing = options_of(hessinit.Problem, keywords)
     others = {name: value for name, value in keywords.items() if name not in describing}
     return hessinit.Problem(loaded.model, loaded.loss, loaded.batch, **describing), others
 
@@ -396,12 +391,16 @@ def initialize(
         progress(f"Initializing {problem} …") as show,
     ):
         loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
-        keywords = shared_keywords(loaded, SHARED, problem)
-        batch = loaded.batch
+        keywords = {**shared_keywords(loaded, SHARED, problem), **chosen}
         if race:
-            batch, data = _cut(loaded.batch, batch_size, trial_steps or TRIAL_STEPS, seed or 0)
+            steps = trial_steps or TRIAL_STEPS
+            batch, data = _cut(loaded.batch, batch_size, steps, seed or 0)
+            loaded = loaded._replace(batch=batch)
             keywords |= {"data": data, "progress": announced_race(show)}
-        result = hessinit.initialize_(loaded.model, loaded.loss, batch, **{**keywords, **chosen})
+        whole, others = _split(loaded, keywords)
+        rarer = options_of(hessinit.Fit, others)
+        own = {name: value for name, value in others.items() if name not in rarer}
+        result = hessinit.initialize_(whole, fit=hessinit.Fit(**rarer), **own)
     if not result.learned:
         replace(output, weights=None).write(result)
         stop("Nothing learned, and nothing was written: the result says more.", NOT_MET)

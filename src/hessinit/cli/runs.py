@@ -26,6 +26,7 @@ from hessinit.cli.problem_file import (
     load_problem,
     shared_keywords,
 )
+from hessinit.errors import options_of
 from hessinit.present.comparison import any_learns
 from hessinit.present.words import count, format_number
 
@@ -316,11 +317,16 @@ def _fit(
         (part.inputs, part.targets) for part in data.tracked_batches(TRACKED, chosen.get("seed", 0))
     ]
     shared = ("lr", "optimizer", "layers", "curvature", "forward", "reduction", "check", "seed")
-    given = {name: chosen[name] for name in shared if name in chosen} | {"overwrite": overwrite}
+    given = {name: chosen[name] for name in shared if name in chosen}
     batch = tracked[0] if len(tracked) == 1 else tracked
-    return hessinit.initialize_(loaded.model, loaded.loss, batch, **given), loaded._replace(
-        batch=data
+    initialization = hessinit.initialize_(
+        hessinit.Problem(loaded.model, loaded.loss, batch, **options_of(hessinit.Problem, given)),
+        lr=given["lr"],
+        optimizer=given.get("optimizer", "sgd"),
+        fit=hessinit.Fit(**options_of(hessinit.Fit, given)),
+        overwrite=overwrite,
     )
+    return initialization, loaded._replace(batch=data)
 
 
 def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> hessinit.Tracking:

@@ -19,7 +19,7 @@ import torch.distributed
 from torch import nn
 
 import hessinit
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, options_of
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.ranks import Ranks, is_one_of_several, share_weights
 from hessinit.problem.validate import check_present, find_layers, unwrap
@@ -173,8 +173,14 @@ class TrackedRun:
         self, model: nn.Module, loss: Loss, batch: Any, forward: Forward | None, optimizer: Any
     ) -> hessinit.Initialization:
         options = initialization_options(optimizer, unwrap(model), self._initialize or {})
+        describing = {"forward": forward, **options_of(hessinit.Problem, options)}
+        fit = options_of(hessinit.Fit, options)
+        known = {*describing, *fit, "distributed"}
         return hessinit.initialize_(
-            model, loss, batch, **{"forward": forward, **options, "distributed": "each"}
+            hessinit.Problem(model, loss, batch, **describing),
+            fit=hessinit.Fit(**fit),
+            distributed="each",
+            **{name: value for name, value in options.items() if name not in known},
         )
 
     def _track(

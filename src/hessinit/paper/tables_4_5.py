@@ -84,7 +84,8 @@ class TrainedNetwork(Variant):
         if row == OURS:
             default_(model, derive(seed, "default weights"))
             batch = images.batch(images.draw(BATCH, generator(seed, "start batch")), self.flat)
-            initialize_(model, self.loss, batch, lr=LEARNING_RATE, seed=derive(seed, "start"))
+            problem = Problem(model, self.loss, batch, seed=derive(seed, "start"))
+            initialize_(problem, lr=LEARNING_RATE)
             return model
         glorot_(model, generator(seed, "other weights"))
         for name in self.swept:

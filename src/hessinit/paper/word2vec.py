@@ -93,9 +93,8 @@ class SkipGram(nn.Module):
                 weight.normal_(0.0, 1.0 if row == OURS else float(row), generator=source)
         if row != OURS:
             return ""
-        return initialize_(
-            self, self.loss, batch, lr=learning_rate, seed=derive(seed, "hessinit")
-        ).reason
+        problem = Problem(self, self.loss, batch, seed=derive(seed, "hessinit"))
+        return initialize_(problem, lr=learning_rate).reason
 
     def measure(self, batch: Batch, seed: int) -> dict[str, Plain]:
         """Norms on one batch: of each matrix and of both together, there by Gauss-Newton and exactly."""

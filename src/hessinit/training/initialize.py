@@ -18,14 +18,13 @@ from torch import nn
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import in_gradients, timed_gradient
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
-from hessinit.init import apply_scheme, defaults, scales, weights
-from hessinit.init.defaults import Config
+from hessinit.init import apply_scheme, scales, weights
+from hessinit.init.options import Fit, FitRequest
 from hessinit.measurement.facts import note_unchecked
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
-from hessinit.problem.functional import ProblemOptions
 from hessinit.problem.preserve import uninterrupted
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import LEARNED, Initialization, Trial
@@ -83,78 +82,51 @@ def _on_first_rank(
 @on_all_ranks(_on_first_rank)
 @torch.inference_mode(False)
 def initialize_(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
+    problem: Problem | nn.Module,
+    loss: Loss | None = None,
+    batch: Any = None,
     *,
     lr: float | str | None = None,
     target: float | None = None,
     optimizer: str | loop.MakeOptimizer = "sgd",
-    momentum: float = 0.9,
     data: Any = None,
-    trial_steps: int = 48,
-    rule: str = "network",
-    scheme: str = "auto",
-    scaling: str = "auto",
-    layers: str | Iterable[str] | None = None,
-    curvature: str = "gauss-newton",
-    forward: Forward | None = None,
-    dropout: str = "freeze",
-    reduction: str = "auto",
-    check: bool = True,
-    biases: str = "auto",
-    residual: str = "auto",
-    tolerance: float = 0.05,
-    max_measurements: int | None = None,
-    max_sharpening: float = defaults.MAX_SHARPENING,
-    report: bool | None = None,
-    seed: int = 0,
+    fit: Fit = Fit(),  # noqa: B008 - frozen
     dry_run: bool = False,
-    strict: bool = False,
     overwrite: bool = False,
     progress: bool | OnStep = True,
     distributed: str | None = None,
 ) -> Initialization:
-    """Draw new weights and scale them until the curvature fits the step; in place, on the same Parameters.
+    """Draw new weights and scale them until the curvature fits the step; in place, same Parameters.
 
-    `lr` means a target of κ/lr for ‖H‖, κ = 4 (1 for a quadratic loss). Weights that a
-    normalization follows, and other symmetries, are scaled first: that changes the curvature and
-    nothing that the network computes. Their own ‖H‖ becomes κ/lr, and no other block of weights is
-    sharper. For "adam" and "adamw" it is the norm that these see, with κ = 7; without such
-    symmetries their scheme alone decides. A network without symmetries is scaled by gains until its
-    ‖H‖ meets the target: weights that are too sharp are all multiplied by one gain; weights that
-    are too flat are sharpened with a small output where the network is homogeneous, as with ReLU,
-    else by the last weight. `target` gives the norm itself; neither means 1.
+    Takes a `Problem`, or model, loss and batch for one with the defaults. `lr` means a target of
+    κ/lr for ‖H‖, κ = 4 (1 for a quadratic loss). Weights that a normalization follows, and other
+    symmetries, are scaled first: that changes the curvature and nothing that the network computes.
+    Their own ‖H‖ becomes κ/lr, and no other block of weights is sharper. For "adam" and "adamw" it
+    is the norm that these see, with κ = 7; without such symmetries their scheme alone decides. A
+    network without symmetries is scaled by gains until its ‖H‖ meets the target: weights that are
+    too sharp are all multiplied by one gain; weights that are too flat are sharpened with a small
+    output where the network is homogeneous, as with ReLU, else by the last weight. `target` gives
+    the norm itself; neither means 1. `fit` holds rarer options: `Fit(scheme="he")`.
 
     `optimizer` is that of the training: a name, or a function `(parameters, lr)` that builds one.
-    "momentum" and "nesterov" make steps 1/(1 − `momentum`) times as long. The weights are tried by
-    24 steps on the batch at 1.25 times the rate; where the loss blows up, κ is lowered;
+    "momentum" and "nesterov" make steps 1/(1 − momentum) times as long. The weights are tried by 24
+    steps on the batch at 1.25 times the rate; where the loss blows up, κ is lowered;
     `result.survival` tells.
 
     `data`, a DataLoader, a list of batches or `(inputs, targets)` of all examples, asks for a race:
     the fitted weights, flatter ones, other schemes and your own weights are trained for
-    `trial_steps` steps each, the worse half dropped after each third, and the best *initial*
+    `fit.trial_steps` steps each, the worse half dropped after each third, and the best *initial*
     weights are written. With lr="auto", rates are raced, too. `result.trials` tells all. Without
     data, lr="auto" takes a rate that suits the weights.
 
-    `scheme` draws the weights: a closed form or "lsuv" as in `apply_scheme_`, "keep" for the
-    present weights, or "auto": "lsuv", with smaller or larger pre-activations in deep chains.
-    `residual="scaled"` shrinks residual branches; "auto" does so in normalized networks, not for
-    Adam. `scaling`: "all", "last" and "small-output" choose the weights to scale by a gain.
-    `rule="layers"` brings every layer's norm to the target. Biases become 0 with the weights that
-    are drawn; biases="keep" leaves them. Frozen weights are never touched; with `layers`, no others
-    are.
+    Frozen weights are never touched; where the problem names layers, no others are. A model with
+    frozen weights or with adapters (LoRA) was trained before: it is refused unless the problem
+    names the layers to draw, or `overwrite=True` asks for all that is trainable. What is zero there
+    stays zero unless it is named, as the B of LoRA. Frozen tables of positions do not count.
 
-    A model with frozen weights or with adapters (LoRA) was trained before: it is refused unless
-    `layers` names what is to be drawn, or `overwrite=True` asks for all that is trainable. What is
-    zero there stays zero unless it is named, as the B of LoRA. Frozen tables of positions do not
-    count.
-
-    The search stops where the initial loss would exceed `max_sharpening` times the loss of a zero
-    output. A target that is not met to `tolerance` warns, or raises with `strict=True`; the result
-    says why. Whatever is raised, the model is then as it was found. `undo()` restores the old
-    weights; `dry_run=True` does so at once. `report` asks for the curvature of every layer before
-    and after, by default only where it is cheap.
+    A target that is not met to `fit.tolerance` warns, or raises with `fit.strict`; the result says
+    why. Whatever is raised, the model is then as it was found. `undo()` restores the old weights;
+    `dry_run=True` does so at once.
 
     In a job of several processes, each makes the call: rank 0 works on the examples of all ranks
     (distributed="batch"), or on the batch that all pass ("layers"), and on its `data`; all get its
@@ -165,63 +137,41 @@ def initialize_(
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
     <torch._C.Generator object at ...>
     >>> model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
-    >>> result = initialize_(model, nn.CrossEntropyLoss(), (torch.randn(64, 8), torch.arange(64) % 3), lr=0.5)
+    >>> batch = (torch.randn(64, 8), torch.arange(64) % 3)
+    >>> result = initialize_(model, nn.CrossEntropyLoss(), batch, lr=0.5)
     >>> result.converged, abs(result.after.network.norm / result.target - 1) < 0.05
     (True, True)
     """
     started = time.perf_counter()
-    validate.check_arguments(model, loss, forward, None, dropout, reduction, check)
-    _check_switches(dry_run, strict, overwrite, progress, report)
-    seed = validate.check_whole("seed", seed, at_least=0)
-    trial_steps = validate.check_whole("trial_steps", trial_steps, at_least=3)
-    inside = validate.unwrap(model)
-    validate.check_present(inside)
+    problem = as_problem(problem, loss, batch)
+    _check_switches(fit, dry_run, overwrite, progress)
+    model = validate.unwrap(problem.model)
+    validate.check_present(model)
     if data is not None and lr is None:
         raise ProblemError(
             "data= asks for a race, which trains at a learning rate; pass lr=, such as 0.1, or "
             "lr='auto'."
         )
-    name, momentum = _read_rule(optimizer, inside, momentum)
-    config = Config(
-        lr,
-        target,
-        name,
-        momentum,
-        rule,
-        scheme,
-        scaling,
-        curvature,
-        biases,
-        residual,
-        tolerance,
-        max_measurements,
-        max_sharpening,
-        report,
-    )
-    validate.check_dropout(inside, dropout)
-    patterns = validate.list_patterns(layers)
-    options: ProblemOptions = {"layers": patterns, "forward": forward, "dropout": dropout}
-    options |= {"reduction": reduction, "seed": seed}
-    batches = read_batches(batch)
-    pairs = [(read.inputs, read.targets) for _, read in batches]  # an iterator is read only once
-    is_single = len(batches) == 1 and not batches[0][0]
-    factory = scales.ProblemFactory(
-        inside, loss, pairs[0] if is_single else pairs, options, curvature, check
-    )
-    for place, read in batches:  # before a scheme meets them in some layer
-        validate.check_finite_inputs(read.inputs, place)
-    steps = trial_steps * (RACE.times_longer if config.lr == "auto" else 1)
-    raced = None if data is None else read_race_data(data, factory.batch, steps, seed)
-    targets = _find_writable(inside, patterns, overwrite)
-    others = [weight for weight in inside.parameters() if weight.ndim < 2 and weight.requires_grad]
-    restore = weights.snapshot(targets, others if patterns is None else ())
-    fitted = FittedWeights(factory, targets, restore, optimizer, config.momentum)
+    request = _read_request(lr, target, optimizer, fit, model)
+    validate.check_dropout(model, problem.dropout)
+    factory = scales.ProblemFactory(_with_batch_read(problem), fit.curvature)
+    steps = fit.trial_steps * (RACE.times_longer if request.lr == "auto" else 1)
+    raced = None
+    if data is not None:
+        raced = read_race_data(data, factory.problem.batch, steps, problem.seed)
+    targets = _find_writable(model, problem.layers, overwrite)
+    others: list[nn.Parameter] = []
+    if problem.layers is None:
+        parameters = model.parameters()
+        others = [weight for weight in parameters if weight.ndim < 2 and weight.requires_grad]
+    restore = weights.snapshot(targets, others)
+    fitted = FittedWeights(factory, targets, restore, optimizer, request.momentum)
     try:
-        result = _find_weights_(fitted, config, raced, steps, progress)
+        result = _find_weights_(fitted, request, raced, steps, progress)
         missed = not result.converged and not result.flat_enough
-        if strict and missed:
+        if fit.strict and missed:
             raise ConvergenceError(result.reason)
-        notes = (*result.notes, *note_unchecked(check))
+        notes = (*result.notes, *note_unchecked(problem.check))
         seconds = time.perf_counter() - started
         result = _priced(replace(result, notes=notes, seconds=seconds), factory)
         if missed:
@@ -232,31 +182,42 @@ def initialize_(
     if dry_run or not result.learned:
         restore()
         return result
-    return replace(result, _go_back=restore, _save_weights=partial(_save_weights, inside))
+    return replace(result, _go_back=restore, _save_weights=partial(_save_weights, model))
 
 
-def _check_switches(
-    dry_run: bool, strict: bool, overwrite: bool, progress: Any, report: bool | None
-) -> None:
+def _check_switches(fit: Fit, dry_run: bool, overwrite: bool, progress: bool | OnStep) -> None:
+    if not isinstance(fit, Fit):
+        raise ProblemError(
+            f"fit is a {type(fit).__name__}; it must be hessinit.Fit(...), such as "
+            "hessinit.Fit(scheme='he')."
+        )
     if callable(progress):
         check_callable("progress", progress, "progress(done, planned, name)")
         progress = True
-    validate.check_switches(dry_run=dry_run, strict=strict, overwrite=overwrite, progress=progress)
-    if report is not None:
-        validate.check_switches(report=report)
+    validate.check_switches(dry_run=dry_run, overwrite=overwrite, progress=progress)
+
+
+def _with_batch_read(problem: Problem) -> Problem:
+    """Return the problem with its batches in a list, as a loader may shuffle; refuse bad inputs."""
+    batches = read_batches(problem.batch)
+    for place, read in batches:  # before a scheme meets them in some layer
+        validate.check_finite_inputs(read.inputs, place)
+    pairs = [(read.inputs, read.targets) for _, read in batches]
+    is_pair = len(batches) == 1 and not batches[0][0]
+    return replace(problem, batch=pairs[0] if is_pair else pairs)
 
 
 def _find_writable(
-    model: nn.Module, patterns: list[str] | None, overwrite: bool
+    model: nn.Module, patterns: Iterable[str] | None, overwrite: bool
 ) -> list[weights.Target]:
     """Return the weights to draw; raise ProblemError if there are none, or if they were trained."""
-    targets = weights.find_targets(model, patterns)
+    targets = weights.find_targets(model, None if patterns is None else list(patterns))
     writable = [target for target in targets if not target.reason_unchanged]
     if not writable:
         reasons = [f"{target.name}: {target.reason_unchanged}" for target in targets[:3]]
         raise ProblemError(
-            f"no weight of two or more dimensions can be set ({', '.join(reasons) or 'there is none'}"
-            "); unfreeze one, or name others with layers=."
+            "no weight of two or more dimensions can be set "
+            f"({', '.join(reasons) or 'there is none'}); unfreeze one, or name others with layers=."
         )
     reason = "" if overwrite or patterns is not None else weights.reason_to_keep(model)
     if reason:
@@ -269,26 +230,26 @@ def _find_writable(
 
 def _find_weights_(
     fitted: FittedWeights,
-    config: Config,
+    request: FitRequest,
     data: RaceData | None,
     steps: int,
     progress: bool | OnStep,
 ) -> Initialization:
     """Fit weights, make them survive a trial, and race them where there are data."""
-    result = fitted.fit_(config)
-    used = config
-    if result.lr is not None and (data is None or config.lr != "auto"):
-        result, used = survive_(fitted, result, config)
+    result = fitted.fit_(request)
+    used = request
+    if result.lr is not None and (data is None or request.lr != "auto"):
+        result, used = survive_(fitted, result, request)
     if data is not None:
         result = _WeightsRace(fitted, used, result, data, steps).run_(progress)
-    return replace(result, chose_lr=config.lr == "auto" and result.lr is not None)
+    return replace(result, chose_lr=request.lr == "auto" and result.lr is not None)
 
 
 def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initialization:
     """Return the result and its reports with their cost in gradients, if a gradient can be timed."""
     gradient = None
     with contextlib.suppress(ProblemError):  # for weights that are not finite
-        problem = factory.problem()
+        problem = factory.functional()
         with problem.settings():
             gradient = timed_gradient(problem).seconds
 
@@ -299,20 +260,25 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
     return replace(result, gradients=cost, before=priced(result.before), after=priced(result.after))
 
 
-def _read_rule(
-    optimizer: str | loop.MakeOptimizer, model: nn.Module, momentum: float
-) -> tuple[str, float]:
-    """Return the name of the rule and its momentum; a user's function builds an optimizer to ask."""
+def _read_request(
+    lr: float | str | None,
+    target: float | None,
+    optimizer: str | loop.MakeOptimizer,
+    fit: Fit,
+    model: nn.Module,
+) -> FitRequest:
+    """Return what to fit to; the optimizer that a user's function builds tells its rule."""
     if isinstance(optimizer, str):
-        return optimizer, momentum
+        return FitRequest(lr, target, optimizer, fit)
     loop.check_optimizer(optimizer)
     built = loop.make_optimizer(optimizer, model, 0.1)
     rule = read_optimizer(built, model, validate.find_layers(model), in_training=True).rule
     if isinstance(rule, AdamRule):
-        return "adamw" if rule.decoupled else "adam", momentum
+        return FitRequest(lr, target, "adamw" if rule.decoupled else "adam", fit)
     if rule is None or not rule.momentum:
-        return "sgd", momentum  # a rule that is not known counts as gradient descent
-    return "nesterov" if rule.nesterov else "momentum", rule.momentum
+        return FitRequest(lr, target, "sgd", fit)  # an unknown rule counts as gradient descent
+    name = "nesterov" if rule.nesterov else "momentum"
+    return FitRequest(lr, target, name, replace(fit, momentum=rule.momentum))
 
 
 @dataclass
@@ -320,7 +286,7 @@ class _WeightsRace:
     """A race of the fitted weights, flatter ones, other schemes and the user's own weights."""
 
     fitted: FittedWeights
-    config: Config
+    request: FitRequest
     first: Initialization  # of the weights that are in the model
     data: RaceData
     steps: int
@@ -329,7 +295,7 @@ class _WeightsRace:
     @property
     def chooses_rate(self) -> bool:
         """Whether rates are raced, too."""
-        return self.config.lr == "auto"
+        return self.request.lr == "auto"
 
     def run_(self, progress: bool | OnStep) -> Initialization:
         """Train every candidate; write the initial weights of the winner and return their result."""
@@ -340,10 +306,10 @@ class _WeightsRace:
             trials = race_(self.fitted.setup, self.data, candidates, self.steps, on_step)
         if not trials[0].survived:
             fault = f"none of {len(trials)} candidates survived the race"
-            kept = self.fitted.old_weights_(self.first, self.config, fault)
+            kept = self.fitted.old_weights_(self.first, self.request, fault)
             return replace(kept, trials=tuple(trials))
         if trials[0].outcome != LEARNED:
-            return self.fitted.nothing_learned_(self.first, self.config, trials)
+            return self.fitted.nothing_learned_(self.first, self.request, trials)
         if self.chooses_rate:
             trials = self._survivor_first_(trials, candidates)
         result = self._result_of(trials[0])
@@ -364,7 +330,7 @@ class _WeightsRace:
 
     def _rates(self) -> list[float]:
         if not self.chooses_rate:
-            return [self.config.lr]
+            return [self.request.lr]
         rates = half_decades(self.first.lr or RACE.fallback_rate)
         if self.data.different > 1:
             return rates
@@ -376,11 +342,11 @@ class _WeightsRace:
         result = self._results.get((winner.name, winner.lr))
         if result is None:
             scheme = "keep" if winner.name == YOURS else winner.name
-            described = self.fitted.describe(self.first, scheme, self.config)
+            described = self.fitted.describe(self.first, scheme, self.request)
             return replace(described, lr=winner.lr, survival=None)
-        if result is self.first or not self.config.reports:
+        if result is self.first or not self.request.reports:
             return result
-        after = self.fitted.report(self.config.report is True)
+        after = self.fitted.report(self.request.fit.report is True)
         return replace(result, before=self.first.before, after=after)
 
     def _survivor_first_(self, trials: list[Trial], candidates: Sequence[Candidate]) -> list[Trial]:
@@ -402,19 +368,21 @@ class _WeightsRace:
 
     def _candidates(self, lr: float) -> list[Candidate]:
         """Return the fitted weights and what may beat them at this rate."""
-        config = replace(self.config, lr=lr, report=False)
+        request = replace(self.request, lr=lr).with_options(report=False)
         handicap = 0.0 if self.chooses_rate else RACE.handicap
-        candidates = [self._fitted_candidate(lr, config)]
+        candidates = [self._fitted_candidate(lr, request)]
         if self.first.kappa is not None and not self.chooses_rate:
-            flatter = replace(config, flatter=RACE.flatter * config.flatter)
+            flatter = replace(request, flatter=RACE.flatter * request.flatter)
             name = f"{OURS}, κ = {self.first.kappa / RACE.flatter:.3g}"
             candidates.append(self._candidate(name, flatter, handicap))
-        if has_branches(self.first) and config.residual == "auto":
-            is_plain = self.first.symmetries and not config.is_adaptive
+        if has_branches(self.first) and request.fit.residual == "auto":
+            is_plain = self.first.symmetries and not request.is_adaptive
             residual = "plain" if is_plain else "scaled"
             name = f"{OURS}, {residual} branches"
-            candidates.append(self._candidate(name, replace(config, residual=residual), handicap))
-        if config.scheme != "keep" and not self.chooses_rate:
+            candidates.append(
+                self._candidate(name, request.with_options(residual=residual), handicap)
+            )
+        if request.fit.scheme != "keep" and not self.chooses_rate:
             # Where nothing is scaled, the fitted weights are LSUV's.
             schemes = ["orthogonal"] if self.first.kappa is None else ["lsuv", "orthogonal"]
             candidates += [
@@ -423,21 +391,21 @@ class _WeightsRace:
             ]
         return [*candidates, Candidate(YOURS, lr, lambda: None, handicap)]
 
-    def _fitted_candidate(self, lr: float, config: Config) -> Candidate:
+    def _fitted_candidate(self, lr: float, request: FitRequest) -> Candidate:
         # The trials may have put back the old weights.
-        is_old = self.first.plan is None and config.scheme != "keep"
+        is_old = self.first.plan is None and request.fit.scheme != "keep"
         if self.chooses_rate or is_old:
-            return self._candidate(OURS, config)
+            return self._candidate(OURS, request)
         self._results[OURS, lr] = self.first
         return Candidate(
             OURS, lr, weights.snapshot(self.fitted.targets, self.fitted.factory.model.parameters())
         )
 
-    def _candidate(self, name: str, config: Config, handicap: float = 0.0) -> Candidate:
+    def _candidate(self, name: str, request: FitRequest, handicap: float = 0.0) -> Candidate:
         def write_() -> None:
-            self._results[name, config.lr] = self.fitted.fit_(config)
+            self._results[name, request.lr] = self.fitted.fit_(request)
 
-        return Candidate(name, config.lr, write_, handicap)
+        return Candidate(name, request.lr, write_, handicap)
 
     def _draw_(self, scheme: str) -> None:
         factory = self.fitted.factory
@@ -445,10 +413,10 @@ class _WeightsRace:
             factory.model,
             scheme,
             sample=factory.sample,
-            forward=factory.options["forward"],
-            layers=factory.options["layers"],
+            forward=factory.problem.forward,
+            layers=factory.problem.layers,
             distributed="each",
-            generator=torch.Generator().manual_seed(factory.options["seed"]),
+            generator=torch.Generator().manual_seed(factory.problem.seed),
         )
 
 

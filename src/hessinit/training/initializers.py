@@ -13,7 +13,7 @@ from torch import nn
 from hessinit.errors import ProblemError, choose, list_of
 from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, apply_scheme_
 from hessinit.init.weights import find_targets
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.training.data import derive, generator, seed_everything
 
 OURS = "hessinit"
@@ -81,13 +81,9 @@ class Initializer:
 
             number = derive(seed, "start")
             result = initialize_(
-                model,
-                loss,
-                batch,
+                Problem(model, loss, batch, forward=forward, seed=number),
                 lr=lr,
                 optimizer=optimizer,
-                forward=forward,
-                seed=number,
                 overwrite=True,
                 distributed="each",
             )

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hessinit.init import fit
-from hessinit.init.defaults import NOT_SCALED, Config
+from hessinit.init.fit import fit_weights_
+from hessinit.init.options import NOT_SCALED, FitRequest
 from hessinit.init.scales import ProblemFactory, ScaledModel
 from hessinit.init.weights import Target
 from hessinit.present.advice import WAYS_TO_LEARN
@@ -48,37 +48,33 @@ class FittedWeights:
     optimizer: str | loop.MakeOptimizer
     momentum: float
 
-    def fit_(self, config: Config) -> Initialization:
+    def fit_(self, request: FitRequest) -> Initialization:
         """Write weights that fit, from the old ones on."""
         self.restore()
-        return fit.fit_(self.factory, self.targets, config, self.restore)
+        return fit_weights_(self.factory, self.targets, request, self.restore)
 
     @functools.cached_property
     def setup(self) -> TrainingSetup:
         """What trials and races share."""
-        model = self.factory.model
-        return TrainingSetup(
-            model,
-            self.factory.loss,
-            lambda lr: loop.make_optimizer(self.optimizer, model, lr, self.momentum),
-            self.factory.options["forward"],
-            self.factory.options["seed"],
-            self.factory.loss_range,
+        setup = TrainingSetup.of(
+            self.factory.problem,
+            lambda lr: loop.make_optimizer(self.optimizer, self.factory.model, lr, self.momentum),
         )
+        return replace(setup, loss_range=self.factory.loss_range)
 
     def trial(
         self, lr: float, margin: float = SURVIVAL.margin, steps: int = SURVIVAL.steps
     ) -> Trial:
         """Train from the present weights on the batch, a little above the rate; put all back."""
-        return try_weights(self.setup, self.factory.batch, margin * lr, steps)
+        return try_weights(self.setup, self.factory.problem.batch, margin * lr, steps)
 
     def report(self, every_layer: bool = False) -> CurvatureReport:
         """Measure the present weights."""
         return ScaledModel(self.factory, [], 0.1).report(every_layer)
 
-    def describe(self, result: Initialization, scheme: str, config: Config) -> Initialization:
+    def describe(self, result: Initialization, scheme: str, request: FitRequest) -> Initialization:
         """Return a result for the present weights, which were not fitted: drawn ones, or the old."""
-        is_drawn = scheme != "keep" and config.reports
+        is_drawn = scheme != "keep" and request.reports
         return replace(
             result,
             after=self.report() if is_drawn else result.before,
@@ -93,22 +89,24 @@ class FittedWeights:
         )
 
     def nothing_learned_(
-        self, result: Initialization, config: Config, trials: Sequence[Trial]
+        self, result: Initialization, request: FitRequest, trials: Sequence[Trial]
     ) -> Initialization:
         """Put back the old weights, as no trial got below the loss of a constant output."""
         self.restore()
         steps = max(trial.steps for trial in trials)
         return replace(
-            self.describe(result, "keep", config),
+            self.describe(result, "keep", request),
             converged=False,
             trials=tuple(trials),
             survival=None,
-            lr=None if config.lr == "auto" else result.lr,
+            lr=None if request.lr == "auto" else result.lr,
             reason=f"Nothing learned in trials of up to {steps} steps, and nothing was written. "
             f"What may help: {WAYS_TO_LEARN}",
         )
 
-    def old_weights_(self, result: Initialization, config: Config, fault: str) -> Initialization:
+    def old_weights_(
+        self, result: Initialization, request: FitRequest, fault: str
+    ) -> Initialization:
         """Put back the old weights, with the largest rate at which they survive.
 
         Where they survive at none, the flattest weights are written.
@@ -117,9 +115,9 @@ class FittedWeights:
         self.restore()
         rate, trial = self._largest_rate(lr)
         outcome = "so the old weights were put back; they"
-        described = self.describe(result, "keep", config)
+        described = self.describe(result, "keep", request)
         if trial is None and result.kappa is not None:
-            flattest = self.fit_(replace(config, lr=lr, flatter=SURVIVAL.flatter[-1]))
+            flattest = self.fit_(replace(request, lr=lr, flatter=SURVIVAL.flatter[-1]))
             rate, trial = self._largest_rate(lr)
             if trial is None:
                 self.restore()
@@ -146,75 +144,77 @@ class FittedWeights:
 
 
 def survive_(
-    weights: FittedWeights, result: Initialization, config: Config
-) -> tuple[Initialization, Config]:
+    weights: FittedWeights, result: Initialization, request: FitRequest
+) -> tuple[Initialization, FitRequest]:
     """Make the weights flatter until they survive a trial; else put back the old ones.
 
-    Returns the config that the weights were fitted by, too.
+    Returns the request that the weights were fitted to, too.
     """
     lr = _rate_of(result)
-    fitted, used, trial = _flatter_until_survival_(weights, result, replace(config, lr=lr))
+    fitted, used, trial = _flatter_until_survival_(weights, result, replace(request, lr=lr))
     if not trial.survived:
         fault = f"at lr = {lr:g} the loss blew up in every trial"
         return weights.old_weights_(result, used, fault), replace(used, flatter=1.0)
-    change = _describe_change(fitted, used, config)
+    change = _describe_change(fitted, used, request)
     reason = fitted.reason
     if change:
         reason = f"{reason}; with {change}, since without the loss blew up in a trial"
     fitted = replace(fitted, survival=trial, reason=reason)
-    if config.lr == "auto" and trial.outcome != LEARNED:
-        fitted = _lower_rate_(weights, fitted, config)
-    return fitted, used if change else config
+    if request.lr == "auto" and trial.outcome != LEARNED:
+        fitted = _lower_rate_(weights, fitted, request)
+    return fitted, used if change else request
 
 
 def _flatter_until_survival_(
-    weights: FittedWeights, result: Initialization, config: Config
-) -> tuple[Initialization, Config, Trial]:
+    weights: FittedWeights, result: Initialization, request: FitRequest
+) -> tuple[Initialization, FitRequest, Trial]:
     """Return the first weights that survive, how they were fitted, and their last trial."""
     lr = _rate_of(result)
     trial = weights.trial(lr)
-    barely: Config | None = None  # survives at the rate itself, without the margin
-    for flatter in _flatter_configs(result, config):
+    barely: FitRequest | None = None  # survives at the rate itself, without the margin
+    for flatter in _flatter_requests(result, request):
         if trial.survived:
             break
         if barely is None and weights.trial(lr, margin=1.0).survived:
-            barely = config
-        config = flatter
-        result = weights.fit_(config)
+            barely = request
+        request = flatter
+        result = weights.fit_(request)
         trial = weights.trial(lr)
     if not trial.survived and barely is not None:
-        config = barely
-        result = weights.fit_(config)
+        request = barely
+        result = weights.fit_(request)
         trial = weights.trial(lr, margin=1.0)
-    return result, config, trial
+    return result, request, trial
 
 
-def _flatter_configs(result: Initialization, config: Config) -> list[Config]:
+def _flatter_requests(result: Initialization, request: FitRequest) -> list[FitRequest]:
     """Return what to try in turn where the weights do not survive."""
-    flatter: list[Config] = []
+    flatter: list[FitRequest] = []
     if result.kappa is not None:
-        flatter = [replace(config, flatter=divisor) for divisor in SURVIVAL.flatter]
+        flatter = [replace(request, flatter=divisor) for divisor in SURVIVAL.flatter]
     if result.scaling == "small-output":
-        flatter.insert(0, replace(config, scaling="last"))
-    if has_branches(result) and config.residual == "auto":
-        small = [replace(other, residual="small") for other in (config, *flatter)]
+        flatter.insert(0, request.with_options(scaling="last"))
+    if has_branches(result) and request.fit.residual == "auto":
+        small = [other.with_options(residual="small") for other in (request, *flatter)]
         flatter = [*flatter[:1], *small]
     return flatter
 
 
-def _describe_change(result: Initialization, used: Config, config: Config) -> str:
-    """Say how the weights were made flatter than the config asks for; empty where they were not."""
+def _describe_change(result: Initialization, used: FitRequest, request: FitRequest) -> str:
+    """Say how the weights were made flatter than requested; empty where they were not."""
     changes = []
-    if used.residual != config.residual:
+    if used.fit.residual != request.fit.residual:
         changes.append("small residual branches")
-    if used.scaling != config.scaling:
+    if used.fit.scaling != request.fit.scaling:
         changes.append("the last weight scaled")
     if used.flatter > 1 and result.kappa:
         changes.append(f"κ = {result.kappa:.3g}")
     return " and ".join(changes)
 
 
-def _lower_rate_(weights: FittedWeights, result: Initialization, config: Config) -> Initialization:
+def _lower_rate_(
+    weights: FittedWeights, result: Initialization, request: FitRequest
+) -> Initialization:
     """Find a lower rate for weights that survive and do not learn at theirs."""
     lr = _rate_of(result)
     steps = LENGTHS.times_longer * SURVIVAL.steps
@@ -224,7 +224,7 @@ def _lower_rate_(weights: FittedWeights, result: Initialization, config: Config)
         lambda trial: trial.outcome == LEARNED,
     )
     if trials[-1].outcome != LEARNED:
-        return weights.nothing_learned_(result, config, trials)
+        return weights.nothing_learned_(result, request, trials)
     slower = SURVIVAL.slower[len(trials) - 1]
     return replace(
         result, lr=lr / slower, kappa=result.kappa and result.kappa / slower, survival=trials[-1]
