@@ -90,11 +90,12 @@ def measure(
 
     Exit status: 0 done, 1 not converged, 2 wrong usage, 130 interrupted.
     """
-    place = find_problem(problem)
-    output = Output(as_json, html, save, picture, reads=place.file)
+    source = find_problem(problem)
+    output = Output(as_json, html, save, picture, reads=source.file)
     if dry_run and lr is not None:
         stop(
-            f"--lr {lr:g} is judged by ‖H‖, which --dry-run does not measure; leave out one of them."
+            f"--lr {lr:g} is judged by ‖H‖, which --dry-run does not measure; leave out one of "
+            "them."
         )
     details = [*["jacobians"] * jacobians, *["diagnostics"] * diagnostics]
     chosen = options.given(
@@ -113,17 +114,17 @@ def measure(
     ):
         from hessinit.training.assert_sound import measure_and_judge
 
-        loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
+        loaded = load_problem(source, seed=seed, device=device, optimizer=optimizer)
         keywords = {**loaded.keywords, **chosen}
         used = keywords.pop("optimizer", "sgd")
-        whole, measuring = _split(loaded, keywords)
+        measured, measuring = _split(loaded, keywords)
         if dry_run:
             planning = {name: value for name, value in measuring.items() if name in PLANNED}
-            plan = hessinit.plan(whole, **planning)
+            plan = hessinit.plan(measured, **planning)
         else:
             measuring["progress"] = announced(show, loaded.model)
             judged = measure_and_judge(
-                whole, measuring, optimizer=used, lr=lr, with_rates=used != "sgd"
+                measured, measuring, optimizer=used, lr=lr, with_rates=used != "sgd"
             )
     if dry_run:
         output.write(plan)
@@ -144,19 +145,21 @@ def _split(
 ) -> tuple[hessinit.Problem, dict[str, Any]]:
     """Return the problem, and the keywords that do not describe it."""
     describing = options_of(hessinit.Problem, keywords)
-    others = {name: value for name, value in keywords.items() if name not in describing}
-    return hessinit.Problem(loaded.model, loaded.loss, loaded.batch, **describing), others
+    remaining = {name: value for name, value in keywords.items() if name not in describing}
+    return hessinit.Problem(loaded.model, loaded.loss, loaded.batch, **describing), remaining
 
 
 def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
-    """The progress of a measurement, and before a long one a line with the time that its plan expects."""
+    """Return the progress of a measurement, which begins with the time that a long one will take."""
     from hessinit.training.workers import announce
 
     modules = model.modules() if hasattr(model, "modules") else ()
     shorter = "Fewer examples, --layers NAMES or a larger --tolerance make it shorter"
-    if any("BatchNorm" in type(one).__name__ and one.training for one in modules):
-        shorter += "; so does model.eval(), with which BatchNorm takes its running statistics and ‖H‖ is not "
-        shorter += "that of training"
+    if any("BatchNorm" in type(module).__name__ and module.training for module in modules):
+        shorter += (
+            "; so does model.eval(), with which BatchNorm takes its running statistics and ‖H‖ is "
+            "not that of training"
+        )
 
     def tell(state: Any) -> None:
         if not state.products:
@@ -221,8 +224,8 @@ def advise(
 
     Exit status: 0 done, 1 not learned or not converged, 2 wrong usage, 130 interrupted.
     """
-    place = find_problem(problem)
-    output = Output(as_json, html, save, picture, reads=place.file)
+    source = find_problem(problem)
+    output = Output(as_json, html, save, picture, reads=source.file)
     chosen = options.given(
         lr=lr, layers=layers, curvature=curvature, tolerance=tolerance, seed=seed
     )
@@ -232,12 +235,12 @@ def advise(
         ),
         progress(f"Measuring {problem} …"),
     ):
-        loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
+        loaded = load_problem(source, seed=seed, device=device, optimizer=optimizer)
         keywords = {**shared_keywords(loaded, ADVISED, problem), **chosen}
         if batch_size is not None:
             loaded = loaded._replace(batch=_cut(loaded.batch, batch_size, 1, seed or 0)[0])
-        whole, own = _split(loaded, keywords)
-        advice = hessinit.advise(whole, **own)
+        measured, advising = _split(loaded, keywords)
+        advice = hessinit.advise(measured, **advising)
     output.write(advice)
     if not advice.learns:
         stop("No learning rate: the advice says more.", NOT_MET)
@@ -279,8 +282,8 @@ def initialize(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The initialization before scaling: a scheme such as he or lsuv, keep for the weights as "
-            "they come, or auto.  [default: auto]",
+            help="The initialization before scaling: a scheme such as he or lsuv, keep for the "
+            "weights as they come, or auto.  [default: auto]",
         ),
     ] = None,
     scaling: Annotated[
@@ -350,22 +353,25 @@ def initialize(
 
     Exit status: 0 done, 1 target not met or nothing learned, 2 wrong usage, 130 interrupted.
     """
-    place = find_problem(problem)
-    output = Output(as_json, html, save, picture, weights, reads=place.file)
+    source = find_problem(problem)
+    output = Output(as_json, html, save, picture, weights, reads=source.file)
     if momentum is not None and optimizer not in ("momentum", "nesterov"):
         stop(
-            f"--momentum {momentum:g} is only for --optimizer momentum and nesterov; pass one of them."
+            f"--momentum {momentum:g} is only for --optimizer momentum and nesterov; pass one of "
+            "them."
         )
     if weights is not None and dry_run:
         stop(
-            "--weights and --dry-run contradict each other: a dry run writes no weights. Leave one out."
+            "--weights and --dry-run contradict each other: a dry run writes no weights. Leave one "
+            "out."
         )
     if weights is not None and weights.suffix != ".safetensors":
         stop(f"--weights {weights} must end in .safetensors.")
     race = lr is not None and not no_race
     if not race and (trial_steps or batch_size):
         stop(
-            "--trial-steps and --batch-size are for the race; pass --lr without --no-race, or leave them out."
+            "--trial-steps and --batch-size are for the race; pass --lr without --no-race, or "
+            "leave them out."
         )
     chosen = options.given(
         lr=lr if lr in (None, "auto") else float(lr or 0),
@@ -390,17 +396,18 @@ def initialize(
         ),
         progress(f"Initializing {problem} …") as show,
     ):
-        loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
+        loaded = load_problem(source, seed=seed, device=device, optimizer=optimizer)
         keywords = {**shared_keywords(loaded, SHARED, problem), **chosen}
         if race:
             steps = trial_steps or TRIAL_STEPS
             batch, data = _cut(loaded.batch, batch_size, steps, seed or 0)
             loaded = loaded._replace(batch=batch)
             keywords |= {"data": data, "progress": announced_race(show)}
-        whole, others = _split(loaded, keywords)
-        rarer = options_of(hessinit.Fit, others)
-        own = {name: value for name, value in others.items() if name not in rarer}
-        result = hessinit.initialize_(whole, fit=hessinit.Fit(**rarer), **own)
+        drawn, fitting = _split(loaded, keywords)
+        rarer = options_of(hessinit.Fit, fitting)
+        for name in rarer:
+            del fitting[name]
+        result = hessinit.initialize_(drawn, fit=hessinit.Fit(**rarer), **fitting)
     if not result.learned:
         replace(output, weights=None).write(result)
         stop("Nothing learned, and nothing was written: the result says more.", NOT_MET)
@@ -417,17 +424,15 @@ def initialize(
 
 
 def announced_race(show: Callable[..., None]) -> Callable[[int, int, str], None]:
-    """The progress of a race, and after its first four steps a line with the time that a long one takes."""
+    """Return the progress of a race, which tells after four steps how long a long one will take."""
     from hessinit.training.workers import announce
 
     times = []
+    shorter = "A smaller --batch-size or --trial-steps makes it shorter; --no-race leaves it out"
 
     def tell(done: int, planned: int, name: str) -> None:
         times.append(time.perf_counter())
         if done == 4:  # the first step includes what torch does once
-            shorter = (
-                "A smaller --batch-size or --trial-steps makes it shorter; --no-race leaves it out"
-            )
             announce((times[-1] - times[0]) / 3 * planned, shorter)
         show(done, planned, name)
 
@@ -435,7 +440,7 @@ def announced_race(show: Callable[..., None]) -> Callable[[int, int, str], None]
 
 
 def _cut(given: Any, batch_size: int | None, steps: int, seed: int) -> tuple[Any, Any]:
-    """A mini-batch to measure, and the data of the race: ready batches, or all examples."""
+    """Return a mini-batch to measure, and the data of the race: ready batches, or all examples."""
     from hessinit.training.data import read_data
     from hessinit.training.initialize import RACE
 

@@ -60,9 +60,9 @@ def advise(
     `(parameters, lr)` that builds one. A name has torch's default settings but for those in
     `settings`: momentum, betas, eps, weight_decay. Groups may differ in learning rate and weight
     decay: the advice is for the one with the largest learning rate (or for `lr`), and the others
-    keep their proportion to it. For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P the
-    root mean square of mini-batch gradients, so the batch should be what one training step sees.
-    `curvature` ("gauss-newton" or "hessian"), `tolerance` and `max_iterations` are those of
+    keep their proportion to it. For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P
+    the root mean square of mini-batch gradients, so the batch should be what one training step
+    sees. `curvature` ("gauss-newton" or "hessian"), `tolerance` and `max_iterations` are those of
     `measure`; `distributed` is that of `initialize_`: rank 0 works, and every rank gets its advice.
 
     The stability limit is exact for a quadratic with the curvature of these weights. The learning

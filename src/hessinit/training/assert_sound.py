@@ -233,7 +233,7 @@ def _rates_of(advice: LearningRateAdvice) -> OptimizerRates:
 def _try_rate(
     problem: Problem, optimizer: rules.AnyOptimizer, rule: rules.OptimizerRule
 ) -> tuple[Trial | None, LossRange]:
-    """Return a trial at the optimizer's rate, None if no step succeeds, and the range of the loss."""
+    """Return a trial at the optimizer's rate (None if no step succeeds), and the loss's range."""
     assert rule.lr is not None
     build = rules.optimizer_builder(rule, optimizer, unwrap(problem.model))
     setup = TrainingSetup.of(problem, build)
@@ -245,7 +245,7 @@ def _try_rate(
 def _with_findings_for(
     rule: rules.OptimizerRule, report: CurvatureReport, *, overruled: bool = False
 ) -> CurvatureReport:
-    """Keep the findings that matter to the optimizer; only the hard ones if a trial overruled them."""
+    """Keep the findings that matter to the optimizer; only the certain ones if `overruled`."""
 
     def matters(finding: Finding) -> bool:
         if overruled:
@@ -271,7 +271,7 @@ def _lower_rate(report: CurvatureReport, rule: rules.OptimizerRule, stable: floa
 
 
 def _is_above_limit(lr: float, stable: float, times_stable: float, trial: Trial | None) -> bool:
-    """Whether the rate is too far above the limit; a trial that learned counts against the default."""
+    """Whether the rate is too far above the limit; a trial that learned overrules the default."""
     learned = trial is not None and trial.outcome == LEARNED
     is_strict = times_stable < SOUNDNESS.times_stable
     return lr > times_stable * stable and (is_strict or not learned)
@@ -322,8 +322,8 @@ def _judge_smallness(
         return []
     share = words.format_percent(1000 * decrease, 2)
     message = (
-        f"At lr={rule.lr:g} the gradient is too small: 1,000 steps along it would lower the loss by "
-        f"{share} of what can be gained."
+        f"At lr={rule.lr:g} the gradient is too small: 1,000 steps along it would lower the loss "
+        f"by {share} of what can be gained."
     )
     return [Finding(kind="gradient too small", message=message, way_out=f"Raise lr. {REDRAW}.")]
 

@@ -26,7 +26,7 @@ FEWEST_TO_HALVE = 16
 
 
 def derive(seed: int, purpose: str) -> int:
-    """Return the seed for one purpose of a run: one seed for all would correlate weights and batches.
+    """Return the seed for one purpose of a run: one for all would correlate weights and batches.
 
     >>> derive(0, "weights") == derive(0, "weights"), derive(0, "weights") == derive(0, "batches")
     (True, False)
@@ -51,7 +51,7 @@ def seed_everything(seed: int, purpose: str) -> None:
 
 @contextlib.contextmanager
 def reproducible() -> Iterator[None]:
-    """Compute on one thread, in which sums have one order, without autocast; restore the random state."""
+    """Compute without autocast, on one thread, in which sums have one order; restore randomness."""
     threads = torch.get_num_threads()
     with (
         ONE_AT_A_TIME,
@@ -70,7 +70,7 @@ def reproducible() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Data:
-    """All examples in one part, from which mini-batches of `batch_size` are drawn, or ready batches.
+    """All examples in one part, from which mini-batches are drawn, or ready batches.
 
     Every epoch is a new permutation, of the examples (its remainder is dropped) or of the ready
     batches.
@@ -150,13 +150,13 @@ class Data:
 
 
 def read_data(data: Any, batch_size: int, steps: int) -> Data:
-    """Read `(inputs, targets)` with all examples, or ready batches: at most `steps` of an iterator."""
+    """Read `(inputs, targets)` with all examples, or at most `steps` ready batches."""
     if isinstance(data, Data):
         return data
     if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
         raise ProblemError(
-            f"data is a {type(data).__name__}; it must be (inputs, targets) with all examples, where "
-            "targets may be None, or an iterable of such pairs, as a DataLoader is."
+            f"data is a {type(data).__name__}; it must be (inputs, targets) with all examples, "
+            "where targets may be None, or an iterable of such pairs, as a DataLoader is."
         )
     if isinstance(data, (tuple, list)) and len(data) == 2:
         parts = tuple(batch for _, batch in read_batches(data))

@@ -1,4 +1,4 @@
-"""The verb `initialize_`: weights whose curvature fits the learning rate, tried by a trial or a race."""
+"""The verb `initialize_`: weights that suit the learning rate, tried by a trial or a race."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def _find_weights_(
 
 
 def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initialization:
-    """Return the result and its reports with their cost in gradients, if a gradient can be timed."""
+    """Return the result and its reports with their cost in gradients, if one can be timed."""
     gradient = None
     with contextlib.suppress(ProblemError):  # for weights that are not finite
         problem = factory.functional()

@@ -50,7 +50,7 @@ def train(
     build: Callable[[], nn.Module] | None = None,
     on_step: Callable[[int, float], object] | None = None,
 ) -> tuple[list[float], str]:
-    """Train in place; returns the loss of every mini-batch before its step, and why training failed.
+    """Train in place; returns the loss of every mini-batch before its step, and why it failed.
 
     At most `steps` of the `batches` are used. A loss that is not finite is the last, and no step is
     made with it. An exception counts as a loss of nan if the weights are its cause: some are not
@@ -128,7 +128,7 @@ def train_and_track(
     progress: Callable[[int, float], object] | None = None,
     **options: Any,
 ) -> Tracking:
-    """Train `model` in place on mini-batches of `data`, and track its curvature on `examples` of them.
+    """Train `model` in place on mini-batches of `data`, and track its curvature on some examples.
 
     `data`, `batch_size`, `optimizer` and `warmup` are as in `compare`; `options` are those of
     `track`. Start and end are measured whatever the `max_overhead`. `progress(step, loss)` is
@@ -194,7 +194,7 @@ def train_and_track(
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise ProblemError if this is neither a known name nor a function that builds an optimizer."""
+    """Raise ProblemError if this is no known name and no function that builds an optimizer."""
     if isinstance(optimizer, Optimizer):
         raise ProblemError(
             f"optimizer is a {type(optimizer).__name__} of one model, and every run trains a new "

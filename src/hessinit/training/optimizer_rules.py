@@ -84,7 +84,7 @@ def read_curvature_options(
 def read_lanczos_settings(
     curvature: str, tolerance: float, max_iterations: int, seed: int
 ) -> engines.LanczosSettings:
-    """Check what `advise` and `track` measure, and how accurately; returns the settings of Lanczos."""
+    """Check what is measured, and how accurately; returns the settings of Lanczos."""
     choose("curvature", curvature, ["gauss-newton", "hessian"])
     return engines.LanczosSettings(
         validate.check_tolerance(tolerance),
@@ -118,7 +118,7 @@ class OptimizerRule:
         return len(set(self.rates.values())) <= 1 and len(set(self.decays.values())) <= 1
 
     def relative_rates(self, leaves: Mapping[str, Tensor]) -> Tensor | None:
-        """Return each weight's learning rate over the largest one, flat; None where all are equal."""
+        """Return each weight's learning rate over the largest, flat; None where all are equal."""
         if len(set(self.rates.values())) <= 1:
             return None
         largest = max(self.rates.values())
@@ -130,7 +130,7 @@ class OptimizerRule:
         return _flat({name: self.decays.get(name, common) for name in leaves}, leaves)
 
     def age(self, leaves: Mapping[str, Tensor]) -> float:
-        """Return the number of steps in Adam's state, the smallest of all weights; 0 without state."""
+        """Return the number of steps in Adam's state, that of the youngest weight; 0 without."""
         states = [self.state.get(name) or {} for name in leaves]
         return min((float(state["step"]) for state in states if "exp_avg_sq" in state), default=0.0)
 
@@ -159,10 +159,10 @@ class OptimizerRule:
 class StabilityLimit:
     """The largest stable learning rate, and that of the largest guaranteed decrease.
 
-    Both are those of the fastest group. `norm` is that of H plus weight decay, scaled by each weight's preconditioner and relative
-    learning rate. `rule` holds the decay that is not a part of it; `ends` are those of the
-    spectrum, for gradient descent. `first_step` is that of `AdamCurvature`; `products` counts those
-    with the curvature beyond `extremes`.
+    Both are those of the fastest group. `norm` is that of H plus weight decay, scaled by each
+    weight's preconditioner and relative learning rate. `rule` holds the decay that is not a part of
+    it; `ends` are those of the spectrum, for gradient descent. `first_step` is that of
+    `AdamCurvature`; `products` counts those with the curvature beyond `extremes`.
     """
 
     stable: float
@@ -248,7 +248,7 @@ def _limit_of_young_adam(
     *,
     semidefinite: bool,
 ) -> StabilityLimit:
-    """Return the limit of Adam before its own state is of use: P is that of mini-batch gradients."""
+    """Return the limit of Adam before its state is of use: P is that of mini-batch gradients."""
     leaves = evaluations[0].problem.leaves
     relative_rates = optimizer.relative_rates(leaves)
     diagonal = None
@@ -318,7 +318,7 @@ def _flat(values: Mapping[str, float], leaves: Mapping[str, Tensor]) -> Tensor:
 
 
 def require_known_optimizer(optimizer: Any) -> None:
-    """Raise ProblemError unless this is a torch optimizer, a name, or a function that builds one."""
+    """Raise ProblemError unless this is a torch optimizer, a name, or a function that builds it."""
     if not isinstance(optimizer, Optimizer):
         loop.check_optimizer(optimizer)
 
@@ -343,6 +343,11 @@ def build_optimizer_rule(
     ('SGD(momentum=0.5)', 0.1, None)
     """
     require_known_optimizer(optimizer)
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ProblemError(
+            f"settings={settings!r} must be a dict of the settings of a named optimizer, such as "
+            "{'momentum': 0.5}."
+        )
     lr = check_rate(lr)
     given = {name: value for name, value in (settings or {}).items() if value is not None}
     if isinstance(optimizer, str):
@@ -548,7 +553,7 @@ def _common_rule(
 
 
 def _overrides_step(optimizer: Optimizer, base: type[Optimizer]) -> bool:
-    """Whether a subclass steps in its own way. Torch wraps `step` once more in every class in use."""
+    """Whether a subclass overrides `step`, which torch wraps once more in every class in use."""
     return inspect.unwrap(type(optimizer).step) is not inspect.unwrap(base.step)
 
 

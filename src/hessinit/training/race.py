@@ -57,7 +57,7 @@ class RaceData(NamedTuple):
 
 
 def read_race_data(data: Any, batch: Any, steps: int, seed: int = 0) -> RaceData:
-    """Read the batches for `steps` steps, the same for the same seed; at most as many from a loader.
+    """Read the batches for `steps` steps, at most as many from a loader; the seed decides which.
 
     `data` is a DataLoader, a list of ready batches, or `(inputs, targets)` with all examples, which
     are cut into batches of the size of `batch`. Where there are at least five batches, but fewer
@@ -175,7 +175,7 @@ class _Race:
             for runner in runners:
                 self._train(runner, end)
             is_final = end == self.steps
-            places = len(runners) if is_final else _better_half(len(runners))
+            stay = len(runners) if is_final else _better_half(len(runners))
             alive = [runner for runner in runners if runner.survived]
             lowest = min((runner.score for runner in alive), default=math.nan)
             ranks = {
@@ -183,9 +183,9 @@ class _Race:
                 for runner in alive
             }
             alive.sort(key=ranks.__getitem__)
-            for runner in alive[places:]:
+            for runner in alive[stay:]:
                 runner.leave(f"dropped after {end} steps")
-            runners = alive[:places]
+            runners = alive[:stay]
         return runners
 
     def longer(self, finalists: list[_Runner]) -> list[_Runner]:
@@ -241,7 +241,7 @@ class _Race:
 
     @torch.no_grad()
     def _held_out_loss(self, step: int) -> float:
-        """Return the loss of a held-out batch, in the model's mode; nothing that is written stays."""
+        """Return the loss of a held-out batch, in the model's mode; what it writes is put back."""
         setup = self.setup
         if not all(map(all_finite, setup.model.parameters())):
             return math.nan

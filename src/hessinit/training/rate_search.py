@@ -1,4 +1,4 @@
-"""The learning rate that short trials favour: steps on halves of the batch, at rates a factor 2 apart."""
+"""The learning rate that short trials favour, among rates a factor 2 apart."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def try_rates(
 
 
 def try_warmup(setting: TrialSetting, lr: float) -> WarmupAdvice:
-    """Find whether a warmup helps at this rate: two trainings on the same batches, with and without."""
+    """Find whether a warmup helps at this rate, by two trainings on the same batches."""
     steps = SEARCH.warmup_trial // 3
     without = setting.train(lr, steps=SEARCH.warmup_trial)
     warmed = setting.train(lr, steps=SEARCH.warmup_trial, warmup=steps)
@@ -88,7 +88,7 @@ def try_warmup(setting: TrialSetting, lr: float) -> WarmupAdvice:
 
 @dataclass
 class RateSearch:
-    """Trials from `start` on, by factors of 2 up or down, until the loss is higher on both sides."""
+    """Trials from `start` on, by factors of 2, until the loss is higher on both sides."""
 
     setting: TrialSetting
     start: float
@@ -97,7 +97,7 @@ class RateSearch:
     longer: Trial | None = None
 
     def run(self) -> int:
-        """Return the power of 2 of the best rate; `learned` says whether the network learns there."""
+        """Return the power of 2 of the best rate; `learned` says whether any trial learned."""
         best = 0
         while self._falls(0) and self._has_room and self._is_better(best + 1, best):
             best += 1
@@ -141,7 +141,7 @@ class RateSearch:
         return any(trial.outcome == LEARNED for trial in (*self.trials.values(), *longer))
 
     def interpolated(self, best: int) -> float:
-        """Return the rate at the bottom of a parabola through the best trial and its neighbours."""
+        """Return the rate at the minimum of a parabola through the best trial and its neighbours."""
         middle = self._score(best)
         falls = [trial.losses[0] - trial.score for trial in self.trials.values() if trial.survived]
         most = middle + 2 * max(falls, default=0.0)

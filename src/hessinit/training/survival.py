@@ -1,4 +1,4 @@
-"""Fitted weights that survive a trial at their rate: flatter ones, else the old ones at a lower rate."""
+"""Fitted weights that survive a trial: flatter ones, else the old ones at a lower rate."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class FittedWeights:
         return ScaledModel(self.factory, [], 0.1).report(every_layer)
 
     def describe(self, result: Initialization, scheme: str, request: FitRequest) -> Initialization:
-        """Return a result for the present weights, which were not fitted: drawn ones, or the old."""
+        """Return a result for present weights that were not fitted: drawn ones, or the old ones."""
         is_drawn = scheme != "keep" and request.reports
         return replace(
             result,
@@ -195,7 +195,7 @@ def _flatter_requests(result: Initialization, request: FitRequest) -> list[FitRe
     if result.scaling == "small-output":
         flatter.insert(0, request.with_options(scaling="last"))
     if has_branches(result) and request.fit.residual == "auto":
-        small = [other.with_options(residual="small") for other in (request, *flatter)]
+        small = [option.with_options(residual="small") for option in (request, *flatter)]
         flatter = [*flatter[:1], *small]
     return flatter
 

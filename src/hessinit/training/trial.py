@@ -54,7 +54,7 @@ class VerdictRules:
     rise: float = 0.05  # a rise by this part is divergence, if it is above the noise
     deviations: float = 3.0  # so many standard deviations of the noise between batches
     far: float = 2.0  # a rise by so much is divergence whatever the noise
-    much: float = 0.2  # a fall by this part says more than doubts about the initial weights
+    large_fall: float = 0.2  # a fall by this part says more than doubts about the weights
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def highest(losses: Sequence[float]) -> float:
 
 
 def learns_much(trial: Trial, loss_range: LossRange) -> bool:
-    """Whether the trial learned a large part of what could be gained; a loss without range: enough."""
-    enough = loss_range.left_after(VERDICT.much, trial.losses[0])
+    """Whether the trial learned a large part of what could be gained, if that is known."""
+    enough = loss_range.left_after(VERDICT.large_fall, trial.losses[0])
     return trial.outcome == LEARNED and not trial.score > enough
 
 
@@ -314,7 +314,7 @@ class ShortTraining:
 
 @dataclass(frozen=True)
 class TrialSetting:
-    """Trials of one model at several rates, all from its present weights and on the same batches."""
+    """Trials of a model at several rates, from its present weights and on the same batches."""
 
     setup: TrainingSetup
     state: ModelState
@@ -374,7 +374,7 @@ class TrialSetting:
 
 @contextlib.contextmanager
 def prepare_trials(setup: TrainingSetup, batches: Sequence[Batch]) -> Iterator[TrialSetting]:
-    """Prepare trials on halves of the batch; several, or one that cannot be halved, are taken whole."""
+    """Prepare trials on halves of the batch; several, or one that cannot be cut, are taken whole."""
     with torch.inference_mode(False), torch.enable_grad(), setup.untouched() as state:
         setting = TrialSetting(setup, state, batches)
         with contextlib.suppress(*BATCH_REFUSALS):
