@@ -91,9 +91,10 @@ def run_one(job: tuple[int, bool]) -> list[dict[str, Any]]:
         parts, chance = build(seed)
         where = spoil(parts, chance) if wrong else ""
         parts = parts.double() if precision == "float64" else parts
-        reduction = {"reduction": "mean"} if isinstance(parts.batch, list) else {}
+        reduction = "mean" if isinstance(parts.batch, list) else "auto"
+        problem = hessinit.Problem(parts.model, parts.loss, parts.batch, reduction=reduction)
         try:
-            report = hessinit.measure(parts.model, parts.loss, parts.batch, curvature=curvature, **reduction)
+            report = hessinit.measure(problem, curvature=curvature)
         except hessinit.ProblemError as refusal:
             outcome = "refused" if REFUSAL in str(refusal) else f"other refusal: {str(refusal)[:80]}"
         else:

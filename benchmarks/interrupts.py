@@ -126,15 +126,15 @@ def undo(model: nn.Module) -> Any:
 
 
 VERBS: dict[str, Callable[[nn.Module], Any]] = {
-    "measure": lambda model: hessinit.measure(model, LOSS, BATCH, **OPTIONS),
-    "measure both": lambda model: hessinit.measure(model, LOSS, BATCHES, curvature="both", **OPTIONS),
+    "measure": lambda model: hessinit.measure(model, LOSS, BATCH),
+    "measure both": lambda model: hessinit.measure(model, LOSS, BATCHES, curvature="both"),
     "measure more": lambda model: hessinit.measure(
         model.eval(), LOSS, BATCH, details=["top-2", "trace", "frobenius", "jacobians", "diagnostics"]
     ),
-    "measure plan": lambda model: hessinit.plan(model, LOSS, BATCH, **OPTIONS),
-    "hessian": lambda model: hessinit.hessian(model, LOSS, BATCH, **OPTIONS).to_dense(),
-    "gauss_newton": lambda model: hessinit.gauss_newton(model, LOSS, BATCH, **OPTIONS).to_dense(),
-    "jacobian": lambda model: hessinit.jacobian(model, LOSS, BATCH, **OPTIONS).T.to_dense(),
+    "measure plan": lambda model: hessinit.plan(model, LOSS, BATCH),
+    "hessian": lambda model: hessinit.hessian(model, LOSS, BATCH).to_dense(),
+    "gauss_newton": lambda model: hessinit.gauss_newton(model, LOSS, BATCH).to_dense(),
+    "jacobian": lambda model: hessinit.jacobian(model, LOSS, BATCH).T.to_dense(),
     "quadratic_form": lambda model: hessinit.quadratic_form(model, LOSS, BATCH, draws=2, **OPTIONS),
     "advise": lambda model: hessinit.advise(model, LOSS, BATCH, optimizer="adamw"),
     "assert_sound": sound,

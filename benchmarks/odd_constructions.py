@@ -15,7 +15,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -656,7 +656,9 @@ class Drawn:
     ordinary: bool
     build: Callable[[], Parts]
     reference: Callable[[], Parts] | None
-    options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    estimator: str = "auto"
+    layers: str | None = None  # unless the parts name them
 
 
 def draw(seed: int) -> Drawn:
@@ -664,11 +666,9 @@ def draw(seed: int) -> Drawn:
     chance = random.Random(seed)
     odd = chance.random() < ODD_SHARE
     make = chance.choice(list(ODD)) if odd else chance.choice(list(ORDINARY))
-    options: dict[str, Any] = {"seed": chance.randrange(1000)}
-    if chance.random() < 0.2:
-        options["estimator"] = "lanczos"
-    if chance.random() < 0.15 and make not in FEW_LAYERS:
-        options["layers"] = "**"
+    number = chance.randrange(1000)
+    estimator = "lanczos" if chance.random() < 0.2 else "auto"
+    every_parameter = chance.random() < 0.15 and make not in FEW_LAYERS
     state = chance.getstate()
 
     def build(clean: bool = False) -> Parts:
@@ -686,5 +686,7 @@ def draw(seed: int) -> Drawn:
         not odd,
         build,
         None if refused else lambda: build(clean=True),
-        options,
+        number,
+        estimator,
+        "**" if every_parameter else None,
     )

@@ -95,14 +95,14 @@ def hessinit_cell(
     options = {"progress": show_progress()} if progress and accepts_progress() else {}
 
     def call(layers: list[str] | None, **more: Any) -> None:
-        batch = problem.inputs, problem.targets
-        reports.append(
-            hessinit.measure(hessinit.Problem(problem.model, problem.loss, batch, layers=layers), **more)
+        measured = hessinit.Problem(
+            problem.model, problem.loss, (problem.inputs, problem.targets), layers=layers, precision=precision
         )
+        reports.append(hessinit.measure(measured, **more))
 
     def whole() -> None:
         wanted = list(problem.only) or None
-        call(wanted, tolerance=tolerance, network=network, precision=precision, **options)
+        call(wanted, tolerance=tolerance, network=network, **options)
 
     names = list(problem.weights)
     call(

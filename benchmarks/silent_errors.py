@@ -56,11 +56,15 @@ def measure(problem: Drawn, curvature: str, precision: str) -> dict[str, Any]:
     if precision == "float64":
         parts = parts.double()
     try:
-        report = hessinit.measure(
-            hessinit.Problem(parts.model, parts.loss, parts.batch, forward=parts.forward),
-            curvature=curvature,
-            **({"layers": parts.layers} if parts.layers else {}) | problem.options,
+        measured = hessinit.Problem(
+            parts.model,
+            parts.loss,
+            parts.batch,
+            forward=parts.forward,
+            layers=problem.layers or parts.layers or None,
+            seed=problem.seed,
         )
+        report = hessinit.measure(measured, curvature=curvature, estimator=problem.estimator)
     except hessinit.ProblemError as refusal:
         return {"outcome": "refused", "message": str(refusal)}
     except Exception as failure:  # what the library did not foresee

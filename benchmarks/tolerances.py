@@ -42,10 +42,15 @@ CURVATURE = "gauss-newton"
 
 def measure(problem: Drawn, estimator: str, tolerance: float) -> hessinit.CurvatureReport:
     parts = problem.build()  # anew: a measurement cannot spoil the next one
-    options = {**problem.options, "estimator": estimator, "tolerance": tolerance, "curvature": CURVATURE}
-    return hessinit.measure(
-        hessinit.Problem(parts.model, parts.loss, parts.batch, forward=parts.forward), **options
+    measured = hessinit.Problem(
+        parts.model,
+        parts.loss,
+        parts.batch,
+        forward=parts.forward,
+        layers=problem.layers,
+        seed=problem.seed,
     )
+    return hessinit.measure(measured, estimator=estimator, tolerance=tolerance, curvature=CURVATURE)
 
 
 def run_one(seed: int) -> list[dict[str, Any]]:

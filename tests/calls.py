@@ -13,9 +13,12 @@ T = TypeVar("T")
 
 
 def call(verb: Callable[..., T], model: Any, loss: Any, batch: Any, **options: Any) -> T:
+    parameters = inspect.signature(verb).parameters
+    if "problem" not in parameters:
+        return verb(model, loss, batch, **options)
     of_the_problem = options_of(hessinit.Problem, options)
     own = {name: value for name, value in options.items() if name not in of_the_problem}
-    if "fit" in inspect.signature(verb).parameters:
+    if "fit" in parameters:
         of_the_fit = options_of(hessinit.Fit, own)
         own = {name: value for name, value in own.items() if name not in of_the_fit}
         own.setdefault("fit", hessinit.Fit(**of_the_fit))

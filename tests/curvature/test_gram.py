@@ -223,7 +223,7 @@ def test_what_comes_after_the_pieces_is_measured_on_the_whole_batch(monkeypatch:
     model = Net(with_einsum, first=nn.Linear(3, 4), mix=nn.Parameter(torch.randn(4, 4, 3))).double()
     batch = double(), labels()
     whole, gathered = hessinit.measure(model, LOSS, batch, details="trace"), split_into(monkeypatch, 2)
-    report = assert_right(model, LOSS, batch, trace=True)
+    report = assert_right(model, LOSS, batch, details="trace")
     assert gathered == [2, 2, 2]
     assert {row.name: row.engine for row in report.layers} == {"first": "gram", "mix": "lanczos"}
     traces = [row.trace.value for row in whole.layers]

@@ -88,24 +88,11 @@ def equal_to_one_process() -> Callable[[], None]:
 def report_more() -> Callable[[], None]:
     def work(rank: int, ranks: int) -> None:
         model, batch, loss = network(torch.float64), whole_batch(torch.float64), nn.CrossEntropyLoss()
-        more: dict[str, Any] = {
-            "top": 3,
-            "trace": True,
-            "frobenius": True,
-            "density": True,
-            "tolerance": 1e-8,
-        }
-        each: dict[str, Any] = {"distributed": "each", "jacobians": True, "diagnostics": True}
-        truth = call(hessinit.measure, model, loss, batch, **more, **each)
-        found = call(
-            hessinit.measure,
-            model,
-            loss,
-            batch,
-            **more,
-            distributed="layers",
-            details=["jacobians", "diagnostics"],
-        )
+        spectrum = ["top-3", "trace", "frobenius", "density"]
+        every: dict[str, Any] = {"details": [*spectrum, "jacobians", "diagnostics"], "tolerance": 1e-8}
+        more: dict[str, Any] = {"details": spectrum, "tolerance": 1e-8}
+        truth = hessinit.measure(model, loss, batch, distributed="each", **every)
+        found = hessinit.measure(model, loss, batch, distributed="layers", **every)
         assert_same(found, truth, 1e-6)
         assert found.layers == truth.layers
         # Each rank may pass several batches.

@@ -127,8 +127,14 @@ def test_eigenvalues_trace_frobenius_norm_and_density_are_those_of_the_dense_mat
     curvature: str, estimator: str
 ) -> None:
     options = {"curvature": curvature, "estimator": estimator, **EXACT}
-    extras = {"top": 4, "trace": True, "frobenius": True, "density": True}
-    report = call(hessinit.measure, network(), LOSS, batch(), **extras, **options)
+    report = call(
+        hessinit.measure,
+        network(),
+        LOSS,
+        batch(),
+        details=["top-4", "trace", "frobenius", "density"],
+        **options,
+    )
     for row in (*report.layers, report.network):
         matrix = truth(curvature, row.name)
         values = torch.linalg.eigvalsh(matrix)

@@ -42,7 +42,7 @@ def test_operators_are_the_dense_matrix_and_average_batches_over_examples(
 ) -> None:
     x, y = batch(7)
     data = [(x[:5], y[:5]), (x[5:], y[5:])] if several else (x, y)
-    operator = MAKERS[curvature](network(), LOSS, data, layers=layer, **DOUBLE)
+    operator = call(MAKERS[curvature], network(), LOSS, data, layers=layer, **DOUBLE)
     dense = dense_curvature(network(), LOSS, (x, y), curvature)
     truth = dense.network if layer is None else dense.layers[layer]
     assert (operator.shape, operator.dtype, operator.device.type) == (truth.shape, torch.float64, "cpu")
@@ -52,7 +52,7 @@ def test_operators_are_the_dense_matrix_and_average_batches_over_examples(
 
 @each_maker
 def test_blocks_are_multiplied_column_by_column_and_vectors_converted(make: Any) -> None:
-    operator = make(network(), LOSS, batch(), **DOUBLE)
+    operator = call(make, network(), LOSS, batch(), **DOUBLE)
     block = torch.randn(35, 4, dtype=torch.float64)
     product = operator @ block
     torch.testing.assert_close(product[:, 2], operator @ block[:, 2], rtol=1e-12, atol=0)
@@ -73,17 +73,17 @@ def test_wrong_shapes_and_problems_are_answered_with_the_right_ones(make: Any) -
     with pytest.raises(TypeError, match="cannot multiply an operator with a ndarray; pass a torch.Tensor"):
         operator @ numpy.ones(35)
     with pytest.raises(hessinit.ProblemError, match="layers='fc' fits no parameter"):
-        make(network(), LOSS, batch(), layers="fc")
+        call(make, network(), LOSS, batch(), layers="fc")
     dropping = nn.Sequential(network(), nn.Dropout())
     with pytest.raises(hessinit.ProblemError, match=r"dropout is active \(train mode\) in 1 \(Dropout\)"):
-        make(dropping, LOSS, batch())
-    frozen = make(dropping, LOSS, batch(), dropout="freeze", seed=3)
+        call(make, dropping, LOSS, batch(), dropout="refuse")
+    frozen = call(make, dropping, LOSS, batch(), dropout="freeze", seed=3)
     assert bool((frozen @ torch.ones(35)).isfinite().all())
 
 
 @each_curvature
 def test_scipy_finds_the_same_ends(curvature: str) -> None:
-    operator = MAKERS[curvature](network(), LOSS, batch(), **DOUBLE)
+    operator = call(MAKERS[curvature], network(), LOSS, batch(), **DOUBLE)
     truth = torch.linalg.eigvalsh(dense_curvature(network(), LOSS, batch(), curvature).network)
     found = eigsh(operator.to_scipy(), k=2, which="BE", return_eigenvectors=False)
     assert sorted(found) == pytest.approx([truth[0].item(), truth[-1].item()], rel=1e-8, abs=1e-10)

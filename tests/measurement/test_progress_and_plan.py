@@ -237,7 +237,7 @@ cases = ("dense", {}), ("embedding", {}), ("dense", {"estimator": "lanczos", "to
 for kind, options in cases:
     hessinit.measure(*build(kind, 10), **options)
     problem = build(kind, 60_000)
-    plan = hessinit.measure(*problem, plan=True, **options)
+    plan = hessinit.plan(*problem, **options)
     with PeakMemory() as peak:
         hessinit.measure(*problem, **options)
     print(plan.memory / (peak.mebibytes * 2**20 + sum(one.nbytes for one in problem[0].parameters())))

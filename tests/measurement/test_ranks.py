@@ -31,7 +31,7 @@ COUPLED = (
 )
 REFUSALS = [
     "tolerance is 0.01 on rank 1, and 0.001 on rank 0: all ranks must pass the same options",
-    "layers is '2' on rank 1, and None on rank 0",
+    "layers is ('2',) on rank 1, and None on rank 0",
     "0.weight is (6, 6), torch.float32, trained=True on rank 1, and (5, 6), torch.float32",
     "2.weight is one with the digest",
     'with distributed="layers" all ranks must pass the same batch',

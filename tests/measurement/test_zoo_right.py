@@ -51,7 +51,7 @@ def test_every_layer_is_right_in_both_precisions_and_the_model_comes_back_bit_fo
         before = snapshot(model, loss, batch)
         options = {"curvature": curvature, "forward": problem.forward, **settings, **problem.options}
         if curvature == "gauss-newton":
-            options |= {"jacobians": True, "diagnostics": True}
+            options["details"] = ["jacobians", "diagnostics"]
         report = call(hessinit.measure, model, loss, batch, **options)
         assert differences(before, snapshot(model, loss, batch)) == []
         rows = {**{row.name: row for row in report.layers}, "network": report.network}

@@ -199,7 +199,7 @@ def test_activation_checkpoints_change_nothing_where_they_can_be_followed(curvat
 def test_the_same_seed_gives_the_same_bits() -> None:
     convolution = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.AvgPool2d(2), nn.Flatten()
     problems: list[tuple[nn.Module, Any, dict[str, Any]]] = [
-        (network(), batch(), {"top": 2, "trace": True, "frobenius": True, "density": True}),
+        (network(), batch(), {"details": ["top-2", "trace", "frobenius", "density"]}),
         (nn.Sequential(*convolution, nn.Linear(36, 3)), (inputs(8, 1, 8, 8), labels(8)), {}),
     ]
     for model, data, extras in problems:
@@ -261,7 +261,7 @@ def test_a_sparse_embedding_is_measured_like_a_dense_one(curvature: str) -> None
 @pytest.mark.parametrize("inplace", [False, True])
 def test_a_hardsigmoid_has_the_second_derivative_that_torch_lacks(inplace: bool) -> None:
     first, _, last = network(dtype=torch.float64)
-    options = {"curvature": "both", "jacobians": True, "tolerance": 1e-8}
+    options = {"curvature": "both", "details": "jacobians", "tolerance": 1e-8}
     by_hand = Net(lambda _, x: nn.functional.relu6(x + 3) / 6)
     report, truth = (
         call(hessinit.measure, nn.Sequential(first, middle, last), LOSS, batch(), **options)

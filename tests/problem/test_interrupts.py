@@ -86,7 +86,7 @@ def sound(model: nn.Module) -> Any:
 
 def products(model: nn.Module) -> Any:
     operators = (hessinit.hessian, hessinit.gauss_newton, hessinit.jacobian)
-    return [make(model, LOSS, BATCH, **FREEZE).to_dense() for make in operators]
+    return [call(make, model, LOSS, BATCH, **FREEZE).to_dense() for make in operators]
 
 
 def scheme(name: str) -> Callable[[nn.Module], Any]:

@@ -22,7 +22,7 @@ from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
 def check_refused(message: str, model: Any, loss: Any = LOSS, data: Any = None, **options: Any) -> None:
     with pytest.raises(hessinit.ProblemError, match=message):
-        call(hessinit.measure, model, loss, data or batch(), **options)
+        call(hessinit.measure, model, loss, data or batch(), dropout="refuse", **options)
 
 
 ATTENDING = Net(
