@@ -153,7 +153,7 @@ RIGHT: dict[str, list[Any]] = {
     "initialize_.lr": [0.1, {"lr": "auto", "trial_steps": 3}, {"lr": None, "data": None}],
     "initialize_.momentum": [0.5, 0],
     "initialize_.optimizer": ["sgd", "adamw", lambda: SGD],
-    "initialize_.progress": [True, False, lambda: lambda done, planned, name: None],
+    "initialize_.progress": [True, False, lambda: lambda state: None],
     "initialize_.trial_steps": [3, 5],
     "layers": [None, "0", "*", ["0", "2.weight"], ("2",), {"0"}, lambda: (name for name in ("0", "2"))],
     "learning_rate": [0.1, 3],

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hessinit.measurement.plan import plan as plan
     from hessinit.measurement.quadratic_form import quadratic_form as quadratic_form
     from hessinit.problem.problem import Problem as Problem
+    from hessinit.progress import ProgressState as ProgressState
     from hessinit.results.advice import LearningRateAdvice as LearningRateAdvice
     from hessinit.results.comparison import Comparison as Comparison
     from hessinit.results.comparison import Run as Run
@@ -51,11 +52,14 @@ if TYPE_CHECKING:
     from hessinit.results.track_record import Tracking as Tracking
     from hessinit.training.advise import advise as advise
     from hessinit.training.assert_sound import assert_sound as assert_sound
+    from hessinit.training.compare import RunSettings as RunSettings
     from hessinit.training.compare import compare as compare
     from hessinit.training.compare import sweep as sweep
     from hessinit.training.initialize import initialize_ as initialize_
+    from hessinit.training.job_folder import JobFolder as JobFolder
     from hessinit.training.track import Tracker as Tracker
     from hessinit.training.track import track as track
+    from hessinit.training.workers import Job as Job
 
 
 def _homes() -> dict[str, str]:

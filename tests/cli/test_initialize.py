@@ -11,6 +11,7 @@ import torch
 import hessinit
 from calls import call
 from hessinit import Initialization, initialize_, load, measure
+from hessinit.progress import ProgressState
 from hessinit.training.data import read_data
 from result_examples import make_raced
 
@@ -138,7 +139,7 @@ def calls(monkeypatch):
         found.update(keywords, batch=batch)
         for step in (1, 2, 3):
             if progress is not None:
-                progress(step, 3, "lsuv")
+                progress(ProgressState("steps", step, 3, 0.0, 0.0, "lsuv"))
         if isinstance(found["result"], BaseException):
             raise found["result"]
         return found["result"]

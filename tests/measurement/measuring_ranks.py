@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import nn
 import hessinit
 from calls import call
 from hessinit.curvature.operators import GaussNewtonOperator
-from hessinit.problem.ranks import _BESIDE
+from hessinit.problem.ranks import _gloo_groups
 
 NUMBERS = ("norm", "top_eigenvalue")
 
@@ -88,17 +89,16 @@ def equal_to_one_process() -> Callable[[], None]:
 def report_more() -> Callable[[], None]:
     def work(rank: int, ranks: int) -> None:
         model, batch, loss = network(torch.float64), whole_batch(torch.float64), nn.CrossEntropyLoss()
+        problem = hessinit.Problem(model, loss, batch)
         spectrum = ["top-3", "trace", "frobenius", "density"]
-        every: dict[str, Any] = {"details": [*spectrum, "jacobians", "diagnostics"], "tolerance": 1e-8}
-        more: dict[str, Any] = {"details": spectrum, "tolerance": 1e-8}
-        truth = hessinit.measure(model, loss, batch, distributed="each", **every)
-        found = hessinit.measure(model, loss, batch, distributed="layers", **every)
+        details = [*spectrum, "jacobians", "diagnostics"]
+        truth = hessinit.measure(problem, details=details, tolerance=1e-8, distributed="each")
+        found = hessinit.measure(problem, details=details, tolerance=1e-8, distributed="layers")
         assert_same(found, truth, 1e-6)
         assert found.layers == truth.layers
         # Each rank may pass several batches.
-        found = call(
-            hessinit.measure, model, loss, [share(batch, rank, ranks)] * 2, **more, distributed="batch"
-        )
+        shares = replace(problem, batch=[share(batch, rank, ranks)] * 2)
+        found = hessinit.measure(shares, details=spectrum, tolerance=1e-8, distributed="batch")
         assert found.batches == 2 * ranks
         assert abs(found.loss - truth.loss) < 1e-9
         for one, other in zip(found.layers, truth.layers, strict=True):
@@ -315,7 +315,7 @@ def talk_beside() -> Callable[[], None]:
         for _ in range(2):
             found = hessinit.measure(model, loss, own, distributed="batch", tolerance=1e-7)
             assert abs(found.network.norm / truth.network.norm - 1) < 1e-6
-        assert len(_BESIDE) == 1
+        assert len(_gloo_groups) == 1
         dist.destroy_process_group()
 
     return work

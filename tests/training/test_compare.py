@@ -22,9 +22,9 @@ from hessinit import Comparison, apply_scheme_, measure, sweep
 from hessinit.errors import ProblemError
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, constant_loss, find_loss_range
 from hessinit.problem.batches import Batch
+from hessinit.progress import Pace, announce
 from hessinit.training.data import derive, read_data
 from hessinit.training.trial import judge
-from hessinit.training.workers import announce
 
 MODEL = problem.build()
 
@@ -312,7 +312,7 @@ def test_progress_is_shown_on_a_terminal_only(
         problem.small(measure_curvature=False, progress=progress)
         out, err = capsys.readouterr()
         assert out == ""
-        assert ("8/8" in err) if terminal and progress else err == ""
+        assert ("8 of 8 runs" in err) if terminal and progress else err == ""
 
 
 @pytest.mark.parametrize(
@@ -475,10 +475,10 @@ def test_weights_that_begin_below_a_constant_output_are_not_said_to_end_above_it
 def test_long_work_is_announced_with_what_makes_it_shorter(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hessinit.training.workers.LONG", 0.0)
+    monkeypatch.setattr("hessinit.progress.PACE", Pace(announced=0.0))
     problem.small(schemes=["he"], learning_rates=[0.1], seeds=1, progress=True)
     assert "Fewer steps, seeds, schemes or learning rates" in capsys.readouterr().err
-    monkeypatch.setattr("hessinit.training.workers.LONG", 1e6)
+    monkeypatch.setattr("hessinit.progress.PACE", Pace(announced=1e6))
     problem.small(schemes=["he"], learning_rates=[0.1], seeds=1, progress=True)
     assert capsys.readouterr().err == ""
 

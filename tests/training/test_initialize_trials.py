@@ -18,6 +18,7 @@ from calls import call
 from hessinit import Fit, advise
 from hessinit.digits import load_digits
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
+from hessinit.progress import ProgressState
 from hessinit.results.initialization import Trial
 from hessinit.training import survival
 from hessinit.training.initialize import RACE, initialize_
@@ -130,7 +131,7 @@ def test_the_winner_of_a_race_leaves_its_initial_weights() -> None:
     model, own = normalized(), values(normalized())
     model[1].weight.grad = torch.ones_like(model[1].weight)
     before, told = snapshot(model, LOSS, DATA), []
-    result = initialize_(model, LOSS, BATCH, lr=0.1, data=DATA, progress=lambda *step: told.append(step))
+    result = initialize_(model, LOSS, BATCH, lr=0.1, data=DATA, progress=told.append)
     first, second, *_ = result.trials
     assert result.converged
     assert result.reason.startswith(
@@ -139,7 +140,7 @@ def test_the_winner_of_a_race_leaves_its_initial_weights() -> None:
     assert {"hessinit", "lsuv", "orthogonal", "your weights"} < {one.name for one in result.trials}
     assert (first.steps, first.survived) == (48, True)
     assert first.score < second.score + RACE.handicap * (math.log(10) - second.score)
-    assert told[-1][:2] == (len(told), len(told))
+    assert (told[-1].done, told[-1].total, told[-1].unit) == (len(told), len(told), "steps")
     assert sum(one.steps for one in result.trials) == len(told)
     # The weights that are there train as the trial did.
     data, copied = read_race_data(DATA, BATCH, 48), copy.deepcopy(model)
@@ -294,8 +295,8 @@ def test_an_interrupted_race_leaves_everything_as_found(step: int) -> None:
     model = normalized()
     before = snapshot(model, LOSS, DATA)
 
-    def stop(done: int, planned: int, name: str) -> None:
-        if done == step:
+    def stop(state: ProgressState) -> None:
+        if state.done == step:
             raise KeyboardInterrupt("stopped")
 
     with pytest.raises(KeyboardInterrupt, match="stopped"):

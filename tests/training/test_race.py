@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hessinit.errors import ProblemError
 from hessinit.measurement.loss_range import UNKNOWN, LossRange
+from hessinit.progress import ProgressState
 from hessinit.training import race
 from hessinit.training.loop import make_optimizer
 from hessinit.training.race import Candidate, race_, read_race_data
@@ -131,7 +132,7 @@ def setup_of(
 
 def test_the_winner_leaves_its_initial_weights_and_the_better_half_goes_on() -> None:
     torch.manual_seed(0)
-    model, told = convolutional(), list[tuple[int, int, str]]()
+    model, told = convolutional(), list[ProgressState]()
     own = [one.clone() for one in model.parameters()]
     tries = candidates(model, 0.0, 1.0, 30.0, 3.0, 0.1)
     trials = race_(
@@ -139,7 +140,7 @@ def test_the_winner_leaves_its_initial_weights_and_the_better_half_goes_on() -> 
         read(images(), steps=18),
         tries,
         steps=18,
-        on_step=lambda *step: told.append(step),
+        progress=told.append,
     )
     assert [trial.steps for trial in trials] == [18, 18, 12, 6, 6]
     assert trials[0].score < trials[1].score
@@ -149,7 +150,7 @@ def test_the_winner_leaves_its_initial_weights_and_the_better_half_goes_on() -> 
     assert trials[0].score == pytest.approx(sum(trials[0].losses[-6:]) / 6)
     scale = float(trials[0].name.removeprefix("times "))
     assert all(torch.equal(now, scale * was) for now, was in zip(model.parameters(), own, strict=True))
-    assert len(told) == told[-1][0] == told[-1][1] == 5 * 6 + 3 * 6 + 2 * 6
+    assert len(told) == told[-1].done == told[-1].total == 5 * 6 + 3 * 6 + 2 * 6
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
@@ -463,7 +464,7 @@ class Bomb:
             raise self.error
 
 
-PLACES = ("forward", "loss", "optimizer", "step", "write_", "on_step")
+PLACES = ("forward", "loss", "optimizer", "step", "write_", "progress")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
@@ -502,7 +503,7 @@ def test_whatever_is_raised_the_model_is_as_found(place: str, error: BaseExcepti
                 raced,
                 tries,
                 steps=12,
-                on_step=bombs["on_step"],
+                progress=bombs["progress"],
             )
         assert bits(model, own_loss) == before, f"{place}, call {fuse}"
 

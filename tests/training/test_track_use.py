@@ -148,7 +148,7 @@ def test_it_trains_in_place_by_its_seed_leaves_the_generators_and_tracks_on_the_
         model = tiny.network()
         torch.manual_seed(11)
         before = torch.get_rng_state()
-        tracking = run(model, progress=lambda *call: seen.append(call), name="mine", **options)
+        tracking = run(model, on_step=lambda *call: seen.append(call), name="mine", **options)
         assert torch.equal(torch.get_rng_state(), before)
         ends.append(model[2].weight)
     assert torch.equal(ends[0], ends[1])  # how often one looks changes nothing

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,6 +16,7 @@ from hessinit.cli.problem_file import LoadedProblem, find_problem, load_problem,
 from hessinit.errors import options_of
 from hessinit.present.advice import describe_trial
 from hessinit.present.words import format_number
+from hessinit.progress import OnProgress, ProgressState, announce
 from hessinit.results.initialization import DIVERGED
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def measure(
         failures_explained(
             f"measuring {problem}", "the measurement was not finished, and nothing was written."
         ),
-        progress(f"Measuring {problem} …", measuring=True) as show,
+        progress(f"Measuring {problem} …") as show,
     ):
         from hessinit.training.assert_sound import measure_and_judge
 
@@ -149,10 +148,8 @@ def _split(
     return hessinit.Problem(loaded.model, loaded.loss, loaded.batch, **describing), remaining
 
 
-def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
+def announced(show: OnProgress, model: Any) -> OnProgress:
     """Return the progress of a measurement, which begins with the time that a long one will take."""
-    from hessinit.training.workers import announce
-
     modules = model.modules() if hasattr(model, "modules") else ()
     shorter = "Fewer examples, --layers NAMES or a larger --tolerance make it shorter"
     if any("BatchNorm" in type(module).__name__ and module.training for module in modules):
@@ -161,7 +158,7 @@ def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
             "not that of training"
         )
 
-    def tell(state: Any) -> None:
+    def tell(state: ProgressState) -> None:
         if not state.products:
             announce(state.seconds_left, shorter)
         show(state)
@@ -423,18 +420,14 @@ def initialize(
         stop("Target not met: the result says why.", NOT_MET)
 
 
-def announced_race(show: Callable[..., None]) -> Callable[[int, int, str], None]:
+def announced_race(show: OnProgress) -> OnProgress:
     """Return the progress of a race, which tells after four steps how long a long one will take."""
-    from hessinit.training.workers import announce
-
-    times = []
     shorter = "A smaller --batch-size or --trial-steps makes it shorter; --no-race leaves it out"
 
-    def tell(done: int, planned: int, name: str) -> None:
-        times.append(time.perf_counter())
-        if done == 4:  # the first step includes what torch does once
-            announce((times[-1] - times[0]) / 3 * planned, shorter)
-        show(done, planned, name)
+    def tell(state: ProgressState) -> None:
+        if state.done == 4:
+            announce(state.seconds_left, shorter)
+        show(state)
 
     return tell
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from hessinit.cli.problem_file import (
 from hessinit.errors import options_of
 from hessinit.present.comparison import any_learns
 from hessinit.present.words import count, format_number
+from hessinit.progress import StepCounter, progress_bar
 
 TRACKED = 256  # examples on which the curvature is tracked, and to which the weights are fitted
 # What a problem may say to `measure` that means the same to track.
@@ -331,12 +331,9 @@ def _fit(
 
 def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> hessinit.Tracking:
     from hessinit.training.loop import train_and_track
-    from hessinit.training.workers import progress_bar
 
-    with (
-        stdout_for_results(),
-        progress_bar("Training", chosen["steps"], 0, sys.stderr.isatty()) as advance,
-    ):
+    with stdout_for_results(), progress_bar("Training") as report:
+        counter = StepCounter("steps", report, chosen["steps"])
         return train_and_track(
             loaded.model,
             loaded.loss,
@@ -344,7 +341,7 @@ def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> hessini
             path=path,
             examples=TRACKED,
             **chosen,
-            progress=lambda step, loss: advance(f"step {step}: loss {format_number(loss)}", 1),
+            on_step=lambda step, loss: counter.step(f"loss {format_number(loss)}"),
         )
 
 

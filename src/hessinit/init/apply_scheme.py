@@ -22,7 +22,7 @@ from hessinit.errors import ProblemError, check_positive, choose, did_you_mean
 from hessinit.init import draws, mean_field, trace, weights
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Forward
-from hessinit.problem.ranks import on_all_ranks
+from hessinit.problem.ranks import check_each
 from hessinit.problem.validate import check_model, check_present, check_switches, unwrap
 from hessinit.results.initialization import PlannedWeight, SchemePlan
 
@@ -50,7 +50,6 @@ _ONE_AT_A_TIME = threading.RLock()
 
 
 @uninterrupted
-@on_all_ranks(splits=["each"])
 @torch.inference_mode(False)
 def apply_scheme_(
     model: nn.Module,
@@ -94,6 +93,7 @@ def apply_scheme_(
     >>> [round(layer.std[0], 6) for layer in plan]  # 1/√64 at the input, then √2 · √(1−0.36) / √16
     [0.125, 0.282843]
     """
+    check_each("apply_scheme_", distributed, model)
     check_model(model, forward)
     choose("scheme", scheme, SCHEMES, SYNONYMS)
     choose("residual", residual, list(RESIDUAL_POWERS))

@@ -24,11 +24,12 @@ from hessinit._version import __version__
 from hessinit.errors import ProblemError, choose
 from hessinit.paper.datasets import load_images
 from hessinit.problem.validate import check_switches, check_whole
+from hessinit.progress import report_progress
 from hessinit.results.reproduction import Findings, Reproduction
 from hessinit.results.result import Plain, presenter, replacing, to_plain, write_text
 from hessinit.training.data import reproducible
-from hessinit.training.run_folder import RunFolder, describe_interruption
-from hessinit.training.workers import Job, check_workers, progress_bar, run_jobs, spinner
+from hessinit.training.job_folder import JobFolder
+from hessinit.training.workers import Job, check_workers
 
 # The module of each experiment, in the paper's order; imported only when it is run.
 MODULES = {
@@ -155,7 +156,8 @@ def reproduce(
             tuple(range(seeds or experiment.seeds)),
             None if data_dir is None else str(data_dir),
         )
-        with spinner(f"Reading {name} for {experiment.name} …", progress), usual_torch():
+        label = f"Reading {name} for {experiment.name} …"
+        with report_progress(progress, label), usual_torch():
             source = experiment.prepare(setting)  # what is read here is kept for the jobs
         about: dict[str, Any] = {
             "experiment": experiment.name,
@@ -165,26 +167,18 @@ def reproduce(
             "configuration": experiment.configure(setting),
             "versions": versions(),  # results of others may differ in their last digits, and are not mixed
         }
-        store = RunFolder(None if root is None else root / setting.name)
+        store = JobFolder(
+            None if root is None else root / setting.name,
+            workers=workers,
+            executor=executor,
+            progress=progress,
+        )
         store.open(about)
         studies.append((experiment, setting, about, store))
     found = []
     for experiment, setting, about, store in studies:
         jobs = [Job(job.key, (setting, job.parameters)) for job in experiment.plan(setting)]
-        missing = [job for job in jobs if job.key not in store.results]
-        with progress_bar(setting.name, len(jobs), len(jobs) - len(missing), progress) as advance:
-            try:
-                results, _ = run_jobs(run_job, missing, workers, executor)
-                with contextlib.closing(results):
-                    for job, result in results:
-                        store.add(job.key, result)
-                        advance(job.key, 1)
-            except KeyboardInterrupt:
-                done = sum(job.key in store.results for job in jobs)
-                raise KeyboardInterrupt(
-                    describe_interruption(store.folder, done, len(jobs))
-                ) from None
-        kept = {job.key: store.results[job.key] for job in jobs}
+        kept = store.run(run_job, jobs, label=setting.name)
         values = {key: result["value"] for key, result in kept.items()}
         reproduction = Reproduction(
             name=setting.name,

@@ -42,7 +42,10 @@ def generator(seed: int, purpose: str) -> torch.Generator:
 
 def seed_everything(seed: int, purpose: str) -> None:
     """Seed torch, random and numpy; call it inside `reproducible()` only."""
-    number = derive(seed, purpose)
+    seed_generators(derive(seed, purpose))
+
+
+def seed_generators(number: int) -> None:
     torch.manual_seed(number)
     random.seed(number)
     # The user's code may draw from numpy's old global state.

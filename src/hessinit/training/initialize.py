@@ -17,7 +17,7 @@ from torch import nn
 
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.curvature.progress import in_gradients, timed_gradient
-from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
+from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, scales, weights
 from hessinit.init.options import Fit, FitRequest
 from hessinit.measurement.facts import note_unchecked
@@ -26,14 +26,14 @@ from hessinit.problem.batches import read_batches
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
+from hessinit.progress import OnProgress, check_progress, report_progress
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import LEARNED, Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training import loop
 from hessinit.training.optimizer_rules import read_optimizer
-from hessinit.training.race import Candidate, OnStep, RaceData, race_, read_race_data
+from hessinit.training.race import Candidate, RaceData, race_, read_race_data
 from hessinit.training.survival import SURVIVAL, FittedWeights, has_branches, survive_
-from hessinit.training.workers import race_bar
 
 OURS = "hessinit"
 YOURS = "your weights"
@@ -93,7 +93,7 @@ def initialize_(
     fit: Fit = Fit(),  # noqa: B008 - frozen
     dry_run: bool = False,
     overwrite: bool = False,
-    progress: bool | OnStep = True,
+    progress: bool | OnProgress = True,
     distributed: str | None = None,
 ) -> Initialization:
     """Draw new weights and scale them until the curvature fits the step; in place, same Parameters.
@@ -144,7 +144,13 @@ def initialize_(
     """
     started = time.perf_counter()
     problem = as_problem(problem, loss, batch)
-    _check_switches(fit, dry_run, overwrite, progress)
+    check_progress(progress)
+    validate.check_switches(dry_run=dry_run, overwrite=overwrite)
+    if not isinstance(fit, Fit):
+        raise ProblemError(
+            f"fit is a {type(fit).__name__}; it must be hessinit.Fit(...), such as "
+            "hessinit.Fit(scheme='he')."
+        )
     model = validate.unwrap(problem.model)
     validate.check_present(model)
     if data is not None and lr is None:
@@ -185,18 +191,6 @@ def initialize_(
     return replace(result, _go_back=restore, _save_weights=partial(_save_weights, model))
 
 
-def _check_switches(fit: Fit, dry_run: bool, overwrite: bool, progress: bool | OnStep) -> None:
-    if not isinstance(fit, Fit):
-        raise ProblemError(
-            f"fit is a {type(fit).__name__}; it must be hessinit.Fit(...), such as "
-            "hessinit.Fit(scheme='he')."
-        )
-    if callable(progress):
-        check_callable("progress", progress, "progress(done, planned, name)")
-        progress = True
-    validate.check_switches(dry_run=dry_run, overwrite=overwrite, progress=progress)
-
-
 def _with_batch_read(problem: Problem) -> Problem:
     """Return the problem with its batches in a list, as a loader may shuffle; refuse bad inputs."""
     batches = read_batches(problem.batch)
@@ -233,7 +227,7 @@ def _find_weights_(
     request: FitRequest,
     data: RaceData | None,
     steps: int,
-    progress: bool | OnStep,
+    progress: bool | OnProgress,
 ) -> Initialization:
     """Fit weights, make them survive a trial, and race them where there are data."""
     result = fitted.fit_(request)
@@ -297,13 +291,12 @@ class _WeightsRace:
         """Whether rates are raced, too."""
         return self.request.lr == "auto"
 
-    def run_(self, progress: bool | OnStep) -> Initialization:
+    def run_(self, progress: bool | OnProgress) -> Initialization:
         """Train every candidate; write the initial weights of the winner and return their result."""
         candidates = [entry for rate in self._rates() for entry in self._candidates(rate)]
         self.fitted.restore()
-        with race_bar(progress is True) as bar:
-            on_step = progress if callable(progress) else bar
-            trials = race_(self.fitted.setup, self.data, candidates, self.steps, on_step)
+        with report_progress(progress, "Racing") as report:
+            trials = race_(self.fitted.setup, self.data, candidates, self.steps, report)
         if not trials[0].survived:
             fault = f"none of {len(trials)} candidates survived the race"
             kept = self.fitted.old_weights_(self.first, self.request, fault)

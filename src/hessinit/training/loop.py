@@ -125,13 +125,13 @@ def train_and_track(
     forward: Forward | None = None,
     seed: int = 0,
     name: str = "",
-    progress: Callable[[int, float], object] | None = None,
+    on_step: Callable[[int, float], object] | None = None,
     **options: Any,
 ) -> Tracking:
     """Train `model` in place on mini-batches of `data`, and track its curvature on some examples.
 
     `data`, `batch_size`, `optimizer` and `warmup` are as in `compare`; `options` are those of
-    `track`. Start and end are measured whatever the `max_overhead`. `progress(step, loss)` is
+    `track`. Start and end are measured whatever the `max_overhead`. `on_step(step, loss)` is
     called after every step. The same seed gives the same weights, and the caller's random
     generators are not touched.
     """
@@ -168,10 +168,10 @@ def train_and_track(
         ) as tracker:
             tracker.name = name
 
-            def on_step(step: int, value: float) -> None:
+            def after_step(step: int, value: float) -> None:
                 tracker.step(value)
-                if progress is not None:
-                    progress(step, value)
+                if on_step is not None:
+                    on_step(step, value)
                 if not math.isfinite(value):
                     tracker.add_note(
                         f"The loss became {value} at step {tracker.steps}; training ended there."
@@ -186,7 +186,7 @@ def train_and_track(
                 steps=steps,
                 warmup=ramp,
                 forward=forward,
-                on_step=on_step,
+                on_step=after_step,
             )
             if tracker.tracking.points[-1].step < tracker.steps:
                 tracker.measure()

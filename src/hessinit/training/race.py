@@ -21,6 +21,7 @@ from hessinit.problem.preserve import (
     untouched_sources,
 )
 from hessinit.problem.validate import all_finite
+from hessinit.progress import OnProgress, StepCounter
 from hessinit.results.initialization import LEARNED, Trial
 from hessinit.training import loop
 from hessinit.training.data import read_data, seed_everything
@@ -28,8 +29,6 @@ from hessinit.training.trial import LENGTHS, ShortTraining, TrainingSetup
 
 # Batches are held out if there are at least this many; then one in this many is.
 HELD_OUT_ONE_IN = 5
-
-OnStep = Callable[[int, int, str], object]
 
 
 class Candidate(NamedTuple):
@@ -98,7 +97,7 @@ def race_(
     data: RaceData,
     candidates: Sequence[Candidate],
     steps: int,
-    on_step: OnStep | None = None,
+    progress: OnProgress | None = None,
 ) -> list[Trial]:
     """Train every candidate briefly and leave the initial weights of the best one in the model.
 
@@ -112,10 +111,10 @@ def race_(
     The score is the mean loss of the last third. The winner is the first. If it did not survive,
     nobody has, and the old weights are back. All but the weights is left as found; whatever is
     raised, the weights are, too. Costs 7/12 of `steps` for a candidate, on average, and memory for
-    its weights, buffers and optimizer. `on_step(done, planned, name)` is called after each step.
+    its weights, buffers and optimizer. `progress` is called after each step.
     """
     with setup.untouched() as state:
-        race = _Race(setup, state, data, steps, on_step)
+        race = _Race(setup, state, data, steps, StepCounter("steps", progress))
         runners = [race.start(candidate) for candidate in candidates]
         finalists = race.longer(race.knock_out([run for run in runners if run.survived]))
         finalists = finalists or race.second_chance(runners)
@@ -144,9 +143,7 @@ class _Race:
     state: ModelState
     data: RaceData
     steps: int
-    on_step: OnStep | None
-    _done: int = 0
-    _planned: int = 0
+    counter: StepCounter
     _ends: list[int] = field(init=False)  # of the rounds
 
     def __post_init__(self) -> None:
@@ -207,7 +204,7 @@ class _Race:
 
     def _plan(self, count: int) -> None:
         for start, end in itertools.pairwise((0, *self._ends)):
-            self._planned += count * (end - start)
+            self.counter.expect(count * (end - start))
             count = _better_half(count)
 
     def _rank(self, runner: _Runner, lowest: float) -> float:
@@ -230,9 +227,7 @@ class _Race:
 
         def score(step: int, loss: float) -> float:
             scored = self._held_out_loss(step) if self.data.held_out else loss
-            self._done += 1
-            if self.on_step is not None:
-                self.on_step(self._done, max(self._done, self._planned), runner.name)
+            self.counter.step(runner.name)
             return scored
 
         batches = itertools.islice(itertools.cycle(self.data.batches), first, end)

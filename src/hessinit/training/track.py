@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from hessinit.problem.batches import read_batches, tensors_in
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem
-from hessinit.problem.ranks import Ranks, on_all_ranks
+from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
 from hessinit.problem.validate import check_switches, check_whole, find_layers, unwrap
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.initialization import Initialization
@@ -113,7 +113,7 @@ def track(
         raise ProblemError(
             "resume=True needs the file to continue; pass its path=, or leave resume out."
         )
-    ranks: Ranks | None = cast(Any, distributed)  # by the decorator
+    ranks = calling_ranks()
     is_first = ranks is None or not ranks.rank
     log = None if path is None or not is_first else TrackLog(path, resume)
     sinks = find_sinks(log_to) if is_first else []
