@@ -135,8 +135,8 @@ def calls(monkeypatch):
     """What the command gives to the library, which answers with a race that was won, or with `result`."""
     found: dict[str, object] = {"result": make_raced()}
 
-    def stub(model, loss, batch, *, progress=None, **keywords):
-        found.update(keywords, batch=batch)
+    def stub(problem, *, progress=None, **keywords):
+        found.update(keywords, batch=problem.batch)
         for step in (1, 2, 3):
             if progress is not None:
                 progress(ProgressState("steps", step, 3, 0.0, 0.0, "lsuv"))
@@ -161,7 +161,7 @@ def test_the_data_are_cut_or_kept_as_ready_batches(run, calls, problem, options,
     data = calls["data"]
     assert len(data[0]) == 8 if batches is None else [len(inputs) for inputs, _ in data] == batches
     assert calls["lr"] == "auto"
-    assert "trial_steps" not in calls
+    assert calls["fit"] == hessinit.Fit()
 
 
 @pytest.mark.parametrize("options", ["--lr 0.1 --no-race", "--target 2", ""])
@@ -206,5 +206,5 @@ def test_ctrl_c_in_the_race_writes_nothing(run, calls, folder):
 def test_on_a_terminal_a_bar_counts_the_steps_and_names_the_candidate():
     seen = on_a_terminal("initialize", "net.py:slow", *map(str, RACE[2:]))
     assert "Initializing net.py:slow" in seen
-    assert re.search(r"Racing .*\d+/\d+.* (hessinit|lsuv|orthogonal|your weights)", seen)
+    assert re.search(r"\d+ of \d+ steps.*: (hessinit|lsuv|orthogonal|your weights)", seen)
     assert "won the race of" in seen

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hessinit
 from adamw_truth import dense_adamw_limit
 from calls import call
 from dense import dense_curvature, in_double
@@ -233,9 +234,9 @@ ADAM = {"betas": (0.8, 0.99), "eps": 1e-4}
     ("kind", "settings", "named"),
     [
         (torch.optim.SGD, {"dampening": 0.5}, {}),  # ignored without a momentum
-        (torch.optim.SGD, {"weight_decay": 0.2}, {"weight_decay": 0.2}),
+        (torch.optim.SGD, {"weight_decay": 0.2}, {"settings": {"weight_decay": 0.2}}),
         (torch.optim.SGD, NESTEROV, {"optimizer": "nesterov", "settings": {"momentum": 0.7}}),
-        (torch.optim.Adam, ADAM, {"optimizer": "adam", **ADAM}),
+        (torch.optim.Adam, ADAM, {"optimizer": "adam", "settings": ADAM}),
         (Renamed, {}, {"optimizer": "adamw"}),
     ],
 )
@@ -459,7 +460,7 @@ def test_where_every_trial_diverges_there_is_no_rate_and_the_first_line_says_so(
         return LOSS(output, target) * (1e6 if moved else 1.0)
 
     start = model[0].weight.detach().clone()
-    advice = advise(Problem(model, exploding, batch(), check=False))
+    advice = advise(hessinit.Problem(model, exploding, batch(), check=False))
     assert not any(trial.survived for trial in advice.trials)
     assert math.isnan(advice.learning_rate)
     assert not advice.learns

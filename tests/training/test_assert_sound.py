@@ -248,7 +248,7 @@ def test_a_norm_that_did_not_converge_does_not_pass() -> None:
         ({"times_stable": 0}, "times_stable=0 must be a finite number above 0, such as 1"),
         ({"optimizer": "adm"}, "optimizer='adm' is unknown; .* Did you mean 'adam'"),
         ({"lr": 0.1, "network": False}, "network=False and a learning rate do not go together"),
-        ({"curvature": "hessain"}, "curvature='hessain' is unknown"),
+        ({"estimator": "lancsoz"}, "estimator='lancsoz' is unknown"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_measured(options: dict[str, Any], words: str) -> None:
