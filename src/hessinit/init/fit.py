@@ -14,15 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
 from hessinit.errors import DerivativeError, ProblemError
 from hessinit.init import apply_scheme, mean_field, search, symmetries, weights
-from hessinit.init.options import (
-    KAPPA,
-    NOT_SCALED,
-    SCALING,
-    SYMMETRIES,
-    FitRequest,
-    Goal,
-    NetworkTraits,
-)
+from hessinit.init.options import NOT_SCALED, SCALING, SYMMETRIES, FitRequest, Goal, NetworkTraits
 from hessinit.init.scales import ProblemFactory, ScaledModel, ScalingPath, ScalingPaths
 from hessinit.init.symmetric_fit import SymmetryScaler
 from hessinit.init.trace import WeightUse, parametrized_name
@@ -50,7 +42,7 @@ class Solution:
 
 
 @dataclass(frozen=True)
-class _State:
+class _WeightState:
     """The report and the loss at some weights, and the weights' root mean squares by name."""
 
     report: CurvatureReport | None
@@ -75,22 +67,17 @@ def fit_weights_(
     if shrunk:
         model.scale_(shrunk)
         model = ScaledModel(factory, targets, request.norm_tolerance)
+    traits = NetworkTraits.of(traced.uses, model.loss_is_quadratic())
     stuck = model.unscalable()
-    fitting = _Fitting(
-        model,
-        [target for target in targets if target.name not in stuck],
-        traced.uses,
-        NetworkTraits.of(traced.uses, model.loss_is_quadratic()),
-        request,
-    )
+    scalable = [target for target in targets if target.name not in stuck]
     notes = [before.note, trace_note]
     if stuck:
         notes.append(f"{', '.join(stuck)}: the parametrization removes the scale, so not scaled.")
     if request.fits_symmetries:
         notes += _note_fixed_statistics(factory.model)
-    solution = fitting.solve_()
+    solution = _Fitting(model, scalable, traced.uses, traits, request).solve_()
     report = model.report(every_layer) if request.reports else None
-    after = _State(report, model.output().loss, _root_mean_squares(targets))
+    after = _WeightState(report, model.output().loss, _root_mean_squares(targets))
     factors = _factors(model.scales, shrunk, solution.symmetries)
     unit = model.loss_unit(before.loss)
     if reason := _reason_to_restore(before, after, solution, request, unit):
@@ -125,7 +112,7 @@ def fit_weights_(
 
 def _measure_old(
     factory: ProblemFactory, targets: list[Target], every_layer: bool, request: FitRequest
-) -> _State:
+) -> _WeightState:
     """The state of the old weights; errors that new weights do not cure come again later."""
     sizes = _root_mean_squares(targets)
     model = ScaledModel(factory, [], 0.1)
@@ -133,13 +120,13 @@ def _measure_old(
         output = model.output()
         if output.is_finite:
             report = model.report(every_layer) if request.reports else None
-            return _State(report, output.loss, sizes)
+            return _WeightState(report, output.loss, sizes)
     except DerivativeError:
         raise
     except ProblemError as failure:
-        return _State(None, math.nan, sizes, f"before: {failure}")
+        return _WeightState(None, math.nan, sizes, f"before: {failure}")
     note = "before: the old weights, or the network's output with them, are not finite."
-    return _State(None, math.nan, sizes, note)
+    return _WeightState(None, math.nan, sizes, note)
 
 
 def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
@@ -287,17 +274,14 @@ class _Fitting:
         model = self.model
         request = self.request
         tolerance = request.fit.tolerance
-        kappa = KAPPA.adam if request.is_adaptive else KAPPA.plain
-        kappa *= KAPPA.quadratic / KAPPA.plain if self.traits.quadratic else 1
+        kappa = self.traits.symmetry_kappa(request.is_adaptive)
         goal = request.goal(kappa, math.nan, unscaled=True)
-        if request.fit.scheme == "auto":
-            size = model.output().size
-            if size > SCALING.small_output_scale_free:
-                log = math.log(SCALING.small_output_scale_free / size)
-                model.scale_(dict.fromkeys(self.paths.last, log))
-        rest = [target for target in self.targets if target.key in blocks.rest]
-        if rest and goal.target is not None and request.lr != "auto" and not request.is_adaptive:
-            self._lower_(rest, goal.target)
+        size = model.output().size
+        if request.fit.scheme == "auto" and size > SCALING.small_output_scale_free:
+            log = math.log(SCALING.small_output_scale_free / size)
+            model.scale_(dict.fromkeys(self.paths.last, log))
+        if request.lr != "auto" and not request.is_adaptive:
+            self._lower_([target for target in self.targets if target.key in blocks.rest], goal)
         adam = AdamRule() if request.is_adaptive else None
         scaler = SymmetryScaler(model.factory, blocks, adam, tolerance)
         fitted = scaler.fit_blocks_(None if request.lr == "auto" else goal.target)
@@ -316,15 +300,17 @@ class _Fitting:
         reason = f"{fitted.reason}; {unmoved}" if fitted.reason else ""
         return Solution(goal, SYMMETRIES, reason=reason, symmetries=fitted.symmetries, met=met)
 
-    def _lower_(self, rest: list[Target], target: float) -> None:
+    def _lower_(self, rest: list[Target], goal: Goal) -> None:
         """Scale down weights that no symmetry reaches, if that brings the norm to the target."""
+        if not rest or goal.target is None:
+            return
         tolerance = self.request.fit.tolerance
         factory = self.model.factory.of_layers([weight.key for weight in rest])
         model = ScaledModel(factory, rest, tolerance / 5)
-        if model.network_norm() > target * (1 + tolerance):
+        if model.network_norm() > goal.target * (1 + tolerance):
             path = ScalingPath("all", dict.fromkeys((weight.name for weight in rest), 1.0))
             lowest = math.log(SCALING.smallest_gain_normalized)
-            if search.solve_network(model, path, target, self.request, lowest).reason:
+            if search.solve_network(model, path, goal.target, self.request, lowest).reason:
                 model.scale_({})
 
     def _leave_scheme(self) -> Solution:
@@ -406,7 +392,7 @@ class _Fitting:
 
 
 def _reason_to_restore(
-    before: _State, after: _State, solution: Solution, request: FitRequest, unit: float
+    before: _WeightState, after: _WeightState, solution: Solution, request: FitRequest, unit: float
 ) -> str:
     """Why the old weights come back: the new ones miss the target by more, or cannot be trained."""
     if math.isnan(before.loss):

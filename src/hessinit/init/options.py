@@ -283,6 +283,11 @@ class NetworkTraits:
             return KAPPA.quadratic
         return KAPPA.dropout if self.drops else KAPPA.plain
 
+    def symmetry_kappa(self, adaptive: bool) -> float:
+        """lr·‖H‖ for weights that are scaled along symmetries, as the optimizer sees them."""
+        kappa = KAPPA.adam if adaptive else KAPPA.plain
+        return kappa * KAPPA.quadratic / KAPPA.plain if self.quadratic else kappa
+
     @property
     def reason_not_to_sharpen(self) -> str:
         """Empty for a plain network."""

@@ -37,7 +37,7 @@ from hessinit.problem.problem import Problem
 from hessinit.problem.validate import Layer, all_finite, layer_name, unwrap
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 
-Value = TypeVar("Value")
+Remembered = TypeVar("Remembered")
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class ProblemFactory:
         """The same with other layers, once it builds a problem anew: where one is parametrized."""
         return replace(self, problem=replace(self.problem, layers=names))
 
-    def once(self, key: Hashable, measure: Callable[[], Value]) -> Value:
+    def once(self, key: Hashable, measure: Callable[[], Remembered]) -> Remembered:
         """What `measure` returned when this key was first met."""
         if key not in self._values:
             self._values[key] = measure()
-        return cast(Value, self._values[key])
+        return cast(Remembered, self._values[key])
 
     def digest(self) -> bytes:
         """A hash of the present weights: several fits of one call draw the same."""
@@ -250,11 +250,11 @@ class ScaledModel:
                 norms[name] = max(norms.get(name, 0.0), norm)
         return norms
 
-    def _once_per_scale(self, name: str, measure: Callable[[], Value]) -> Value:
+    def _once_per_scale(self, name: str, measure: Callable[[], Remembered]) -> Remembered:
         key = (name, *self.scales.values())
         if key not in self._values:
             self._values[key] = measure()
-        return cast(Value, self._values[key])
+        return cast(Remembered, self._values[key])
 
     @contextlib.contextmanager
     def _measuring(self, every_layer: bool, reported: bool = False) -> Iterator[Rows]:
@@ -289,13 +289,14 @@ class ScaledModel:
             cheap = rows.main.is_cheap(names) or len(names) <= NORM_ACCURACY.most_blocks
             layers: tuple[LayerCurvature, ...] = ()
             if every_layer or cheap:
-                layers = tuple(rows.layers(in_running_order(problem, rows.evaluations)).values())
+                ordered = in_running_order(problem, rows.evaluations)
+                layers = tuple(rows.layers(ordered).values())
             network = rows.network()
             notes = [*notes_on(problem, rows.evaluations), *note_uncounted(problem)]
             if not layers:
                 notes.append("The layers were not measured one by one; report=True measures them.")
             seconds = time.perf_counter() - started
-            report = replace(rows.report(layers, network), seconds=seconds, notes=tuple(notes))
+            report = replace(rows.report(layers, network), notes=tuple(notes), seconds=seconds)
         if layers:
             return report
         return replace(report, engine_reason="the network's norm alone was measured")
@@ -407,17 +408,22 @@ class ScalingPaths:
         if not last or not inner or not 0 < size < math.inf:
             return None
         if any(use.closes_residual for use in self.uses):
-            used = [self._names[use.parameter] for use in self._known_uses]
-            for name in dict.fromkeys(name for name in used if name in inner):
-                if self._is_proportional(size, {name: -math.log(4.0)}):
-                    return SmallOutput(name, last, size)
-            return None
+            small = self._first_on_trunk(inner, size)
+            return None if small is None else SmallOutput(small, last, size)
         halved = dict.fromkeys(self.effective, -math.log(2.0))
         if not nearly and not self._is_proportional(size, halved):
             return None
         entries = {target.name: target.value.numel() for target in self.targets}
         small = max(inner, key=entries.__getitem__)
         return SmallOutput(small, [name for name in self.effective if name != small], size)
+
+    def _first_on_trunk(self, inner: Sequence[str], size: float) -> str | None:
+        """The first weight to run that scales the whole output, not one of its branches."""
+        for use in self._known_uses:
+            name = self._names[use.parameter]
+            if name in inner and self._is_proportional(size, {name: -math.log(4.0)}):
+                return name
+        return None
 
     def _is_proportional(self, size: float, logs: Mapping[str, float]) -> bool:
         """Whether the output has the size that the powers of the weights say."""

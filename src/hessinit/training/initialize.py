@@ -402,14 +402,13 @@ class _WeightsRace:
 
     def _draw_(self, scheme: str) -> None:
         factory = self.fitted.factory
-        apply_scheme.apply_scheme_(
+        apply_scheme.draw_scheme_(
             factory.model,
-            scheme,
-            sample=factory.sample,
-            forward=factory.problem.forward,
-            layers=factory.problem.layers,
-            distributed="each",
-            generator=torch.Generator().manual_seed(factory.problem.seed),
+            apply_scheme.Scheme(scheme),
+            factory.sample,
+            factory.problem.forward,
+            factory.problem.layers,
+            torch.Generator().manual_seed(factory.problem.seed),
         )
 
 
