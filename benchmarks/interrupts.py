@@ -51,7 +51,8 @@ for line in sys.stdin:
 """
 LOSS = nn.CrossEntropyLoss()
 OPTIONS: dict[str, Any] = {"dropout": "freeze"}
-RUNS: dict[str, Any] = {"learning_rates": [0.1], "seeds": 1, "batch_size": 8, "workers": 1, "progress": False}
+RUNS: dict[str, Any] = {"learning_rates": [0.1], "seeds": 1, "batch_size": 8}
+RUNS["settings"] = hessinit.RunSettings(workers=1, progress=False)
 
 
 class Network(nn.Module):
@@ -105,7 +106,8 @@ class Labelled(nn.Module):
 
 def track(model: nn.Module) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    facts: dict[str, Any] = {"optimizer": optimizer, "path": None, "log_to": None, "warn": False}
+    facts: dict[str, Any] = {"optimizer": optimizer, "path": None, "log_to": None}
+    facts["settings"] = hessinit.TrackSettings(warn=False)
     with hessinit.track(model, LOSS, BATCH, **facts) as tracker:
         return tracker.measure()
 
@@ -154,7 +156,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "gain": lambda model: hessinit.gain(lambda x: x * torch.sigmoid(x)),
     "compare": lambda model: hessinit.compare(build, LOSS, BATCH, schemes=["he"], steps=10, **RUNS),
     "sweep": lambda model: hessinit.sweep(
-        build, LOSS, BATCH, stds=[0.1], steps=10, workers=1, seeds=1, batch_size=8, progress=False
+        build, LOSS, BATCH, stds=[0.1], steps=10, seeds=1, batch_size=8, settings=RUNS["settings"]
     ),
 }
 DRAWS = ("apply_scheme_", "apply_scheme_ lsuv")  # from the caller's generator, as it says

@@ -52,14 +52,11 @@ def main() -> None:
     network, loss, batch, more = hessinit.logits_problem(model, {"input_ids": tokens[:MEASURED]})
     started = time.perf_counter()
     tracker = hessinit.track(
-        network,
-        loss,
-        batch,
+        hessinit.Problem(network, loss, batch, **more),
         optimizer=optimizer,
         every=10,
         max_overhead=options.max_overhead,
         path=None,
-        **more,
     )
     with tracker:
         for number in range(options.steps):

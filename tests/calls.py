@@ -10,6 +10,8 @@ import hessinit
 from hessinit.errors import options_of
 
 T = TypeVar("T")
+# What a verb takes in one argument: the options of that argument may stand beside it.
+PARTS = {"fit": hessinit.Fit, "settings": hessinit.TrackSettings}
 
 
 def call(verb: Callable[..., T], model: Any, loss: Any, batch: Any, **options: Any) -> T:
@@ -18,8 +20,9 @@ def call(verb: Callable[..., T], model: Any, loss: Any, batch: Any, **options: A
         return verb(model, loss, batch, **options)
     of_the_problem = options_of(hessinit.Problem, options)
     own = {name: value for name, value in options.items() if name not in of_the_problem}
-    if "fit" in parameters:
-        of_the_fit = options_of(hessinit.Fit, own)
-        own = {name: value for name, value in own.items() if name not in of_the_fit}
-        own.setdefault("fit", hessinit.Fit(**of_the_fit))
+    for part, kind in PARTS.items():
+        if part in parameters and (part == "fit" or verb is hessinit.track):
+            of_the_part = options_of(kind, own)
+            own = {name: value for name, value in own.items() if name not in of_the_part}
+            own.setdefault(part, kind(**of_the_part))
     return verb(hessinit.Problem(model, loss, batch, **of_the_problem), **own)

@@ -56,10 +56,9 @@ if TYPE_CHECKING:
     from hessinit.training.compare import compare as compare
     from hessinit.training.compare import sweep as sweep
     from hessinit.training.initialize import initialize_ as initialize_
-    from hessinit.training.job_folder import JobFolder as JobFolder
     from hessinit.training.track import Tracker as Tracker
+    from hessinit.training.track import TrackSettings as TrackSettings
     from hessinit.training.track import track as track
-    from hessinit.training.workers import Job as Job
 
 
 def _homes() -> dict[str, str]:

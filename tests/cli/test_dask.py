@@ -218,7 +218,7 @@ import sys
 import beside
 from distributed import Client
 from torch import nn
-from hessinit import compare
+from hessinit import RunSettings, compare
 
 def build():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
@@ -228,10 +228,10 @@ def loss(output, target):
 
 if __name__ == "__main__":
     options = dict(schemes=["he"], learning_rates=[0.1], seeds=2, steps=10, batch_size=32)
-    here = compare(build, loss, beside.load(), workers=1, **options)
+    here = compare(build, loss, beside.load(), settings=RunSettings(workers=1), **options)
     with Client(sys.argv[1]) as client:
         for executor in (client.get_executor(), client.get_executor(retries=1), client):
-            there = compare(lambda: build(), loss, beside.load(), executor=executor, **options)
+            there = compare(lambda: build(), loss, beside.load(), settings=RunSettings(executor=executor), **options)
             assert there.runs == here.runs
         assert client.submit(int).result() == 0  # the client stays open
 """

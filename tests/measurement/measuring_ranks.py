@@ -219,8 +219,13 @@ def say_who_works() -> Callable[[], None]:
         model, inside = network(torch.float32), network(torch.float32)
         ddp = nn.parallel.DistributedDataParallel(inside)
         before = [one.detach().clone() for one in (*model.parameters(), *inside.parameters())]
-        few: dict[str, Any] = {"steps": 10, "seeds": 1, "workers": 1, "progress": False, "batch_size": 3}
-        few["measure_curvature"] = False
+        few: dict[str, Any] = {"steps": 10, "seeds": 1, "batch_size": 3}
+
+        def settings(distributed: str | None = None) -> hessinit.RunSettings:
+            return hessinit.RunSettings(
+                workers=1, progress=False, measure_curvature=False, distributed=distributed
+            )
+
         verbs: dict[str, Callable[..., Any]] = {
             "measure": partial(hessinit.measure, loss=loss, batch=own),
             "advise": partial(hessinit.advise, loss=loss, batch=own, trial_steps=2),
@@ -243,14 +248,14 @@ def say_who_works() -> Callable[[], None]:
             attempt(lambda verb=verb: verb(ddp))
             attempt(lambda verb=verb: verb(ddp, distributed="each"))
         for verb in alike.values():
-            attempt(verb)
+            attempt(lambda verb=verb: verb(settings=settings()))
         after = [one.detach() for one in (*model.parameters(), *inside.parameters())]
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
         for verb in verbs.values():
             attempt(lambda verb=verb: verb(model, distributed="each"))
         for verb in alike.values():
-            attempt(lambda verb=verb: verb(distributed="each"))
-            attempt(lambda verb=verb: verb(distributed="batch"))
+            attempt(lambda verb=verb: verb(settings=settings("each")))
+            attempt(lambda verb=verb: verb(settings=settings("batch")))
         report = hessinit.assert_sound(ddp, loss, own, lr=0.1, distributed="batch")
         print(f"assert_sound judged {report.examples} examples", flush=True)
         if rank == 0:  # alone, while the others do something else

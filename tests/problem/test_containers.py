@@ -48,7 +48,8 @@ class TwoInputs(nn.Module):
         return self.head(torch.tanh(self.one(first) + self.other(second)))
 
 
-SHORT: dict[str, Any] = {"steps": 10, "seeds": 1, "workers": 1, "progress": False, "batch_size": 3}
+SHORT: dict[str, Any] = {"steps": 10, "seeds": 1, "batch_size": 3}
+SHORT["settings"] = hessinit.RunSettings(workers=1, progress=False)
 # A number of each, on a model that is made anew.
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "measure": lambda batch: hessinit.measure(TwoInputs(), LOSS, batch).network.norm,

@@ -40,7 +40,8 @@ for line in sys.stdin:
 """
 BATCH = batch(12)
 EACH = DataLoader(TensorDataset(*BATCH), batch_size=4)
-FEW: dict[str, Any] = {"seeds": 1, "steps": 10, "batch_size": 4, "workers": 1, "progress": False}
+FEW: dict[str, Any] = {"seeds": 1, "steps": 10, "batch_size": 4}
+FEW["settings"] = hessinit.RunSettings(workers=1, progress=False)
 FREEZE: dict[str, Any] = {"dropout": "freeze"}
 
 
@@ -73,7 +74,8 @@ def race(model: nn.Module) -> Any:
 
 def track(model: nn.Module) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    quiet: dict[str, Any] = {"path": None, "log_to": None, "warn": False}
+    quiet: dict[str, Any] = {"path": None, "log_to": None}
+    quiet["settings"] = hessinit.TrackSettings(warn=False)
     return hessinit.track(model, LOSS, BATCH, optimizer=optimizer, **quiet).measure()
 
 

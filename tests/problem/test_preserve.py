@@ -487,8 +487,7 @@ RUNS: dict[str, Callable[[DataLoader[Any]], object]] = {
         learning_rates=[0.1],
         steps=10,
         seeds=1,
-        workers=1,
-        progress=False,
+        settings=hessinit.RunSettings(workers=1, progress=False),
     ),
 }
 

@@ -351,7 +351,8 @@ def compared(case: Case) -> hessinit.Comparison:
     return hessinit.compare(
         case.build, case.loss, halves if isinstance(case.batch, list) else case.batch,
         schemes=["default", "he", "lsuv"], learning_rates=[case.rate(lr) for lr in (0.1, 0.3, 100.0)],
-        seeds=2, steps=20, batch_size=32, workers=1, progress=False, measure_curvature=False,
+        seeds=2, steps=20, batch_size=32,
+        settings=hessinit.RunSettings(workers=1, progress=False, measure_curvature=False),
     )  # fmt: skip
 
 
@@ -383,7 +384,8 @@ def tracked(case: Case, lr: float) -> tuple[list[float], tuple[int, ...], str]:
     """At every point the rate over the stability limit; the crossings; and what the verdict says of them."""
     model, (inputs, targets) = case.build(), case.batch
     optimizer = torch.optim.SGD(model.parameters(), case.rate(lr))
-    options: dict[str, Any] = {"path": None, "every": 4, "max_overhead": 1, "warn": False}
+    options: dict[str, Any] = {"path": None, "every": 4, "max_overhead": 1}
+    options["settings"] = hessinit.TrackSettings(warn=False)
     with hessinit.track(model, case.loss, case.batch, optimizer=optimizer, **options) as tracker:
         for _ in range(8):
             optimizer.zero_grad()

@@ -11,6 +11,7 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -192,13 +193,24 @@ class TrackedRun:
         self._file = path.absolute()  # training may change the working directory
         if self._file in self._open_files:
             raise ProblemError(f"another callback writes to {path}; pass path=, a file for each.")
-        options = {
-            "resume": file is not None,
-            "at_start": False,
-            "distributed": "each",
-            **self._options,
-        }
-        tracker = hessinit.track(**problem, path=path, log_to=log_to, **options)
+        options = {"resume": file is not None, "distributed": "each", **self._options}
+        problem = dict(problem)
+        optimizer = problem.pop("optimizer")
+        for field in fields(hessinit.Problem):
+            if field.name in options:
+                problem[field.name] = options.pop(field.name)
+        settings: dict[str, Any] = {"at_start": False}
+        for field in fields(hessinit.TrackSettings):
+            if field.name in options:
+                settings[field.name] = options.pop(field.name)
+        tracker = hessinit.track(
+            hessinit.Problem(**problem),
+            optimizer=optimizer,
+            path=path,
+            log_to=log_to,
+            settings=hessinit.TrackSettings(**settings),
+            **options,
+        )
         self._open_files.add(self._file)
         try:
             tracker.steps = steps

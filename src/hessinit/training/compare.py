@@ -84,8 +84,8 @@ class RunSettings:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError, TypeError, ValueError) as failure:
             raise ProblemError(
-                f"device={self.device!r} cannot be used here: {failure}. Leave it out to train where "
-                "build() puts the model."
+                f"device={self.device!r} cannot be used here: {failure}. Leave it out to train "
+                "where build() puts the model."
             ) from failure
 
     def warmup_steps(self, steps: int) -> int:
@@ -96,6 +96,9 @@ class RunSettings:
                 f"warmup={warmup} is longer than the run; it must be at most steps={steps}."
             )
         return warmup
+
+
+AS_USUAL = RunSettings()
 
 
 @dataclass(frozen=True)
@@ -122,10 +125,10 @@ class Grid:
         return tuple(scheme.name for scheme in self.schemes if scheme.depends_on_rate)
 
     def is_measured(self, key: Key) -> bool:
-        """Whether the run shows norms: at the lowest rate only, where the weights are those of all rates."""
-        return self.measures_curvature and (
-            key[0] in self.rate_dependent or key[1] == min(self.rates)
-        )
+        """Whether the run shows norms: at the lowest rate alone, if all share the weights."""
+        scheme, rate, _ = key
+        depends = scheme in self.rate_dependent
+        return self.measures_curvature and (depends or rate == min(self.rates))
 
 
 @uninterrupted
@@ -141,15 +144,15 @@ def compare(
     batch_size: int = 64,
     optimizer: str | loop.MakeOptimizer = "sgd",
     folder: str | os.PathLike[str] | None = None,
-    settings: RunSettings = RunSettings(),
+    settings: RunSettings = AS_USUAL,
 ) -> Comparison:
     """Train briefly from several initializations, at several learning rates, with several seeds.
 
     `build()` makes a new model, which is trained in train mode. `data` is `(inputs, targets)` with
     all examples along the first dimension, or an iterable of ready batches (whose size `batch_size`
-    does not change). A `Problem` in place of the loss and the data brings its options, such as
-    `forward`, too. All schemes of a seed see the same batches in the same order; numbers depend on
-    the seeds only.
+    does not change). A `Problem` in place of the loss brings its options, such as `forward`, too,
+    and, if none are given, the data. All schemes of a seed see the same batches in the same order;
+    numbers depend on the seeds only.
 
     A scheme is one of `apply_scheme_`, "default" (the weights that build() gives), "hessinit"
     (`initialize_` for that learning rate), or one of them with "+warmup": the rate rises linearly
@@ -175,6 +178,7 @@ def compare(
     >>> comparison.best
     ('he', 0.1)
     """
+    _check_settings(settings)
     check_each("compare", settings.distributed)
     steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
     initializers = read_schemes(schemes, settings.warmup_steps(steps))
@@ -247,7 +251,7 @@ def sweep(
     batch_size: int = 64,
     optimizer: str | loop.MakeOptimizer = "sgd",
     folder: str | os.PathLike[str] | None = None,
-    settings: RunSettings = RunSettings(),
+    settings: RunSettings = AS_USUAL,
 ) -> Comparison:
     """Draw the weights from N(0, std²) for each of `stds`, measure the curvature, train briefly.
 
@@ -267,6 +271,7 @@ def sweep(
     True
     """
     steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
+    _check_settings(settings)
     patterns: Any = layers
     if not isinstance(layers, str):
         patterns = tuple(validate.list_patterns(layers) or ()) or None
@@ -290,16 +295,23 @@ def sweep(
     )
 
 
+def _check_settings(settings: Any) -> None:
+    if not isinstance(settings, RunSettings):
+        raise ProblemError(
+            f"settings is a {type(settings).__name__}; it must be a hessinit.RunSettings, such as "
+            "RunSettings(workers=4)."
+        )
+
+
 def _read_problem(loss: Any, data: Any) -> tuple[Loss, Any, dict[str, Any]]:
     """Return loss, data, and the options of a problem for every model."""
     if not isinstance(loss, Problem):
         # The model is checked once it is built.
         problem = Problem(nn.Identity(), loss, None)
-    elif data is None:
-        problem = loss
-        data = problem.batch
     else:
-        raise ProblemError("a Problem already holds the data; pass it alone, or the loss alone.")
+        problem = loss
+        if data is None:
+            data = problem.batch
     own = ("model", "loss", "batch", "seed")  # of every run
     names = [field.name for field in fields(Problem) if field.name not in own]
     return problem.loss, data, {name: getattr(problem, name) for name in names}

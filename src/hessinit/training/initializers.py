@@ -1,4 +1,4 @@
-"""Initializations by name, for `compare` and `sweep`: how each writes the weights of a new model."""
+"""Initializations by name, for `compare` and `sweep`: how they write the weights of a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WriteWeights = Callable[..., Any]  # function(model, loss, batch, lr, seed), wri
 
 @dataclass(frozen=True)
 class NormalWeights:
-    """The initialization of a sweep: weights from N(0, std²), biases 0; others than `layers` stay."""
+    """The initialization of a sweep: weights of `layers` from N(0, std²), their biases 0."""
 
     std: float
     layers: str | tuple[str, ...] | None = None

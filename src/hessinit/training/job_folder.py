@@ -1,4 +1,4 @@
-"""Jobs whose results are kept in a folder, so that the same call continues after an interruption."""
+"""Jobs whose results are kept in a folder: the same call continues after an interruption."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hessinit.errors import ProblemError
+from hessinit.problem.preserve import deliver_interrupts
 from hessinit.progress import OnProgress, StepCounter, check_progress, report_progress
 from hessinit.results.result import Plain, to_plain, write_text
 from hessinit.training.workers import Job, Work, check_workers, run_jobs
@@ -88,6 +89,7 @@ class JobFolder:
                     for job, result in finished:
                         self._add(job.key, result)
                         counter.step(job.key)
+                        deliver_interrupts()  # one that came while the result was written
                 except KeyboardInterrupt:
                     raise KeyboardInterrupt(self._describe_interruption(jobs)) from None
         return {job.key: self.results[job.key] for job in jobs}

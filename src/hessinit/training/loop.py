@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from hessinit.errors import ProblemError, accepts, check_positive, choose
 from hessinit.problem import validate
 from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import uninterrupted, untouched_random_state
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.results.track_record import Tracking
 from hessinit.training.data import copy_to, device_of, read_data, seed_everything
 
@@ -112,8 +113,7 @@ def _caused_by_weights(
 
 
 def train_and_track(
-    model: nn.Module,
-    loss: Loss,
+    problem: Problem,
     data: Any,
     *,
     lr: float,
@@ -122,70 +122,61 @@ def train_and_track(
     optimizer: str | MakeOptimizer = "sgd",
     warmup: int = 0,
     examples: int = 256,
-    forward: Forward | None = None,
-    seed: int = 0,
     name: str = "",
     on_step: Callable[[int, float], object] | None = None,
-    **options: Any,
+    **tracking: Any,
 ) -> Tracking:
-    """Train `model` in place on mini-batches of `data`, and track its curvature on some examples.
+    """Train the problem's model in place on mini-batches of `data`, and track its curvature.
 
-    `data`, `batch_size`, `optimizer` and `warmup` are as in `compare`; `options` are those of
-    `track`. Start and end are measured whatever the `max_overhead`. `on_step(step, loss)` is
-    called after every step. The same seed gives the same weights, and the caller's random
-    generators are not touched.
+    It is measured on `examples` of the data. `data`, `batch_size`, `optimizer` and `warmup` are as
+    in `compare`; `tracking` are arguments of `track`. Start and end are measured whatever the
+    `max_overhead`. `on_step(step, loss)` is called after every step. The same seed gives the same
+    weights, and the caller's random generators are not touched.
     """
-    from hessinit.training.track import track
+    from hessinit.training.track import TrackSettings, track
 
-    validate.check_arguments(model, loss, forward)
-    counts = {"steps": steps, "batch_size": batch_size, "examples": examples}
-    steps, batch_size, examples = (
-        validate.check_whole(name, value, 1) for name, value in counts.items()
-    )
+    steps = validate.check_whole("steps", steps, at_least=1)
+    batch_size = validate.check_whole("batch_size", batch_size, at_least=1)
+    examples = validate.check_whole("examples", examples, at_least=1)
     rate = check_positive("lr", lr)
     warmup = validate.check_whole("warmup", warmup, at_least=0)
     check_optimizer(optimizer)
     read = read_data(data, batch_size, steps)
-    tracked = [(one.inputs, one.targets) for one in read.tracked_batches(examples, seed)]
+    batches = read.tracked_batches(examples, problem.seed)
+    pairs = [(batch.inputs, batch.targets) for batch in batches]
+    problem = replace(problem, batch=pairs[0] if len(pairs) == 1 else pairs)
+    model = problem.model
     with (
         in_mode(model, training=True),
         untouched_random_state(),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
-        seed_everything(seed, "training")
+        seed_everything(problem.seed, "training")
         stepper = make_optimizer(optimizer, model, rate)
         ramp = Warmup(stepper, warmup)
         ramp.set(0)
-        with track(
-            model,
-            loss,
-            tracked[0] if len(tracked) == 1 else tracked,
-            optimizer=stepper,
-            forward=forward,
-            seed=seed,
-            **{"path": None, "log_to": None, "warn": False, **options},
-        ) as tracker:
+        quiet = {"path": None, "log_to": None, "settings": TrackSettings(warn=False)}
+        with track(problem, optimizer=stepper, **{**quiet, **tracking}) as tracker:
             tracker.name = name
 
-            def after_step(step: int, value: float) -> None:
-                tracker.step(value)
+            def after_step(step: int, loss: float) -> None:
+                tracker.step(loss)
                 if on_step is not None:
-                    on_step(step, value)
-                if not math.isfinite(value):
+                    on_step(step, loss)
+                if not math.isfinite(loss):
                     tracker.add_note(
-                        f"The loss became {value} at step {tracker.steps}; training ended there."
+                        f"The loss became {loss} at step {tracker.steps}; training ended there."
                     )
 
-            batches = (copy_to(batch, device_of(model)) for batch in read.minibatches(seed))
             train(
                 model,
-                loss,
-                batches,
+                problem.loss,
+                (copy_to(batch, device_of(model)) for batch in read.minibatches(problem.seed)),
                 stepper,
                 steps=steps,
                 warmup=ramp,
-                forward=forward,
+                forward=problem.forward,
                 on_step=after_step,
             )
             if tracker.tracking.points[-1].step < tracker.steps:

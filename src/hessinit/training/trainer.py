@@ -107,7 +107,7 @@ class Trainer:
         )
 
     def _initialize(self, scheme: Initializer, rate: float, seed: int) -> tuple[nn.Module, str]:
-        """Return a new model in train mode, and why a target was not met; a scheme may refuse the model."""
+        """Return a new model in train mode, and why a target was not met, if it was not."""
         model = self.build_model(seed)
         chosen = self.data.initial_batch(seed)
         try:
