@@ -31,7 +31,7 @@ from hessinit.curvature.evaluation import (
 )
 from hessinit.curvature.probes import random_like
 from hessinit.errors import DerivativeError
-from hessinit.problem.determinism import custom_functions, graph_nodes
+from hessinit.problem.graph import custom_functions, nodes_behind
 from hessinit.results.curvature_report import LayerCurvature
 
 # One for each kind of number; every row is compared by itself.
@@ -125,7 +125,7 @@ class GraphLinearization:
 
 def has_kinks(evaluation: Evaluation) -> bool:
     """Whether a long step would cross many, and a rough forward some."""
-    kinds = {type(node).__name__ for node in graph_nodes(evaluation.output.grad_fn)}
+    kinds = {type(node).__name__ for node in nodes_behind(evaluation.output.grad_fn)}
     return bool(kinds & _KINKED)
 
 

@@ -14,11 +14,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
 from hessinit.errors import DerivativeError, ProblemError
 from hessinit.init import apply_scheme, mean_field, search, symmetries, weights
+from hessinit.init.draws import DrawingJob
 from hessinit.init.options import NOT_SCALED, SCALING, SYMMETRIES, FitRequest, Goal, NetworkTraits
 from hessinit.init.scales import ProblemFactory, ScaledModel, ScalingPath, ScalingPaths
 from hessinit.init.symmetric_fit import SymmetryScaler
 from hessinit.init.trace import WeightUse, parametrized_name
-from hessinit.init.weights import Target, TracedWeights
+from hessinit.init.weight_uses import TracedWeights, find_weight_uses
+from hessinit.init.weights import Target
 from hessinit.problem.validate import layer_name
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry
@@ -136,7 +138,7 @@ def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
 def _find_uses(factory: ProblemFactory, scheme: str) -> tuple[TracedWeights, str]:
     """Where the weights are used, and a note where that is unknown."""
     try:
-        return weights.find_weight_uses(factory.model, factory.sample, factory.problem.forward), ""
+        return find_weight_uses(factory.model, factory.sample, factory.problem.forward), ""
     except ProblemError as failure:
         if scheme != "keep":
             raise
@@ -163,18 +165,17 @@ def _draw_scheme_(
         names = {target.key: target.name for target in targets}
         stds = mean_field.preactivation_stds(traced.uses)
         gains = {names[key]: std for key, std in stds.items() if key in names}
-    plan = apply_scheme.write_scheme_(
-        factory.model,
+    scheme = apply_scheme.Scheme(
         request.scheme_name,
-        weights.find_targets(factory.model, factory.problem.layers),
-        traced,
-        factory.sample,
-        factory.problem.forward,
         gains=gains,
         residual=residual,
         biases="keep" if fit.biases == "keep" else "zero",
-        generator=torch.Generator().manual_seed(factory.problem.seed),
     )
+    problem = factory.problem
+    generator = torch.Generator().manual_seed(problem.seed)
+    job = DrawingJob(factory.model, factory.sample, problem.forward, generator)
+    every_target = weights.find_targets(factory.model, problem.layers)
+    plan = apply_scheme.write_scheme_(job, scheme, every_target, traced)
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 
 

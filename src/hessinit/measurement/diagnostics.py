@@ -20,21 +20,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from hessinit.curvature.evaluation import Evaluation, unused_leaves
-from hessinit.curvature.layer_uses import Node
-from hessinit.measurement.jacobians import REARRANGING, Consumers, activation_kind, consumers_of
 from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.graph import (
+    Consumers,
+    Node,
+    activation_kind,
+    consumers_of,
+    keeps_all_numbers,
+    leaf_of,
+)
+from hessinit.problem.operations import operation_of
 from hessinit.results.curvature_report import Diagnostics
 
 Spot = tuple[Node, int]  # a node and which of its outputs
-
-NORMALIZING = {
-    "CudnnBatchNormBackward0",
-    "MiopenBatchNormBackward0",
-    "NativeBatchNormBackward0",
-    "NativeGroupNormBackward0",
-    "NativeLayerNormBackward0",
-}
 
 # An entry is saturated when the activation's slope there is below this share of its largest slope.
 SATURATED_BELOW = 0.05
@@ -322,8 +321,7 @@ class _SignalRecorder(TorchDispatchMode):
             self._open.add(spot)
             self._values[spot] = tensor.detach().clone()  # it may be overwritten later
         if any(source in self._open for source in node.next_functions):
-            kind = type(node).__name__
-            passed = kind in REARRANGING or kind in NORMALIZING
+            passed = keeps_all_numbers(node) or operation_of(node).role == "norm"
             passed = passed or (_is_addition(node) and self._data.get(tensor, False))
             if passed:
                 self._open.add(spot)
@@ -335,7 +333,7 @@ class _SignalRecorder(TorchDispatchMode):
         """The weights that reach this node without having met the data."""
         carried: set[str] = set()
         for source in node.next_functions:
-            name = self._names.get(id(getattr(source[0], "variable", None)))
+            name = self._names.get(id(leaf_of(source[0])))
             carried |= {name} if name else self._carriers.get(source, set())
         return carried
 
@@ -365,7 +363,7 @@ class _SignalRecorder(TorchDispatchMode):
                 if latest[0].next_functions[0][0] is previous:
                     activation = latest[0]
                 break
-            if type(latest[0]).__name__ in NORMALIZING:
+            if operation_of(latest[0]).role == "norm":
                 normalized = latest
             if _is_addition(latest[0]) and normalized is None:
                 own = latest

@@ -22,11 +22,13 @@ from hessinit.curvature import krylov, layer_uses
 from hessinit.curvature.engines import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.gram import find_layouts, known_calls
-from hessinit.curvature.layer_uses import Call, Node, Use
+from hessinit.curvature.layer_uses import Call, Use
 from hessinit.curvature.probes import ProbeStream
 from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.problem.batches import map_tensors
 from hessinit.problem.determinism import check_no_reentrant_checkpoints
+from hessinit.problem.graph import Consumers, Node, activation_kind, consumers_of
+from hessinit.problem.operations import operation_of
 
 
 @dataclass(frozen=True)
@@ -50,71 +52,6 @@ class JacobianCost:
 
 
 JACOBIAN_COST = JacobianCost()
-
-# Elementwise nodes of one input, and the names of these activations.
-ACTIVATIONS = {
-    "CeluBackward0": "celu",
-    "EluBackward0": "elu",
-    "ErfBackward0": "erf",
-    "GeluBackward0": "gelu",
-    "HardshrinkBackward0": "hardshrink",
-    "HardsigmoidBackward0": "hardsigmoid",
-    "HardswishBackward0": "hardswish",
-    "HardtanhBackward0": "hardtanh",
-    "LeakyReluBackward0": "leaky_relu",
-    "LogSigmoidBackward0": "logsigmoid",
-    "MishBackward0": "mish",
-    "PreluKernelBackward0": "prelu",
-    "ReluBackward0": "relu",
-    "RreluWithNoiseBackward0": "rrelu",
-    "SigmoidBackward0": "sigmoid",
-    "SiluBackward0": "silu",
-    "SinBackward0": "sin",
-    "SoftplusBackward0": "softplus",
-    "SoftshrinkBackward0": "softshrink",
-    "TanhBackward0": "tanh",
-    "ThresholdBackward0": "threshold",
-}
-# Nodes that keep their input's numbers in order, and those that reorder them.
-RESHAPING = {
-    "AliasBackward0",
-    "CloneBackward0",
-    "ContiguousBackward0",
-    "ReshapeAliasBackward0",
-    "SqueezeBackward0",
-    "SqueezeBackward1",
-    "UnsafeViewBackward0",
-    "UnsqueezeBackward0",
-    "ViewBackward0",
-}
-REARRANGING = RESHAPING | {
-    "PermuteBackward0",
-    "TBackward0",
-    "TransposeBackward0",
-    "TransposeBackward1",
-}
-
-Consumers = dict[Node, list[Node]]
-
-
-def activation_kind(node: Node) -> str | None:
-    """The name of the node of a real activation; None for any other node."""
-    # Some in-place activations have nodes of their own: LeakyReluBackward1 beside
-    # LeakyReluBackward0.
-    name = ACTIVATIONS.get(type(node).__name__.rstrip("0123456789") + "0")
-    return None if name and node._input_metadata[0].dtype.is_complex else name
-
-
-def consumers_of(output: Tensor) -> Consumers:
-    """The consumers of each node's result, for all the nodes behind `output`."""
-    found: Consumers = {output.grad_fn: []}
-    waiting: list[Node] = [output.grad_fn]
-    for node in waiting:  # which grows
-        for source in (source for source, _ in node.next_functions if source is not None):
-            if source not in found:
-                waiting.append(source)
-            found.setdefault(source, []).append(node)
-    return found
 
 
 @dataclass(frozen=True)
@@ -200,7 +137,7 @@ def _activation_after(node: Node, call: Call, consumers: Consumers) -> Node | No
         if activation_kind(later) is not None:
             # PReLU's slope, say, is not its input.
             return later if later.next_functions[0][0] is node else None
-        if type(later).__name__ not in RESHAPING and not _adds_a_bias(later, node):
+        if not operation_of(later).keeps_order and not _adds_a_bias(later, node):
             return None
         node = later
     return None

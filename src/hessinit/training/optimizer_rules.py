@@ -15,9 +15,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from hessinit.curvature import engines, lanczos, operators
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
-from hessinit.errors import ProblemError, accepts, check_names, choose
+from hessinit.errors import ProblemError, accepts, choose
 from hessinit.problem import validate
-from hessinit.problem.functional import ProblemOptions
 from hessinit.results.advice import DESCENTS, Descent, check_rate, named_descent
 from hessinit.results.curvature_report import Estimate
 from hessinit.training import loop
@@ -45,40 +44,6 @@ _COMMON = (
 # Wrappers of Lightning, Fabric and accelerate pass a step on. Others, such as Lookahead, step in a
 # way of their own.
 _WRAPPERS = {"LightningOptimizer", "_FabricOptimizer", "AcceleratedOptimizer"}
-
-
-class CurvatureOptions(ProblemOptions, total=False):
-    """What `advise` and `track` measure, and how accurately."""
-
-    curvature: str
-    tolerance: float
-    max_iterations: int
-
-
-def read_curvature_options(
-    model: Any, loss: Any, options: Mapping[str, Any]
-) -> tuple[str, engines.LanczosSettings, dict[str, Any]]:
-    """Check the options; returns the curvature, the settings of Lanczos, and the options of a `Problem`."""
-    check_names(options, CurvatureOptions.__annotations__)
-    given = {
-        "curvature": "gauss-newton",
-        "tolerance": 1e-3,
-        "max_iterations": 200,
-        "seed": 0,
-        **options,
-    }
-    curvature = given.pop("curvature")
-    tolerance = validate.check_tolerance(given.pop("tolerance"))
-    choose("curvature", curvature, ["gauss-newton", "hessian"])
-    iterations = validate.check_whole("max_iterations", given.pop("max_iterations"), at_least=1)
-    given["seed"] = validate.check_whole("seed", given["seed"], at_least=0)
-    given["layers"] = validate.list_patterns(given.get("layers"))
-    validate.check_arguments(
-        model,
-        loss,
-        **{name: value for name, value in given.items() if name not in ("seed", "layers")},
-    )
-    return curvature, engines.LanczosSettings(tolerance, iterations, given["seed"]), given
 
 
 def read_lanczos_settings(
