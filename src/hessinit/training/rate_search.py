@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_warmup
@@ -63,18 +62,6 @@ def search_rate(
     rate = min(max(times * favoured, min(survivors)), max(survivors))
     stopped = chosen in (min(search.trials), max(search.trials))
     return TriedRates(trials=trials, rate=rate, favoured=favoured, stopped_at_end=stopped)
-
-
-def try_rates(
-    rates: Iterable[float], trial_at: Callable[[float], Trial], is_enough: Callable[[Trial], bool]
-) -> list[Trial]:
-    """Return the trials at these rates, up to the first one that is enough."""
-    trials: list[Trial] = []
-    for rate in rates:
-        trials.append(trial_at(rate))
-        if is_enough(trials[-1]):
-            break
-    return trials
 
 
 def try_warmup(setting: TrialSetting, lr: float) -> WarmupAdvice:

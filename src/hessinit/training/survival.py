@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,8 +15,9 @@ from hessinit.present.advice import WAYS_TO_LEARN
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import LEARNED, Initialization, Trial
 from hessinit.training import loop
-from hessinit.training.rate_search import try_rates
-from hessinit.training.trial import LENGTHS, TrainingSetup, try_weights
+from hessinit.training.optimizer_rules import build_optimizer_rule
+from hessinit.training.rate_search import search_rate
+from hessinit.training.trial import LENGTHS, TrainingSetup, prepare_trials, try_weights
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,6 @@ class SurvivalRules:
     flatter: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0)
     # The old weights are tried at the rate divided by powers of 4, so many of them.
     quarters: int = 12
-    # Where the rate that suits the curvature teaches nothing, lr="auto" takes a lower one, so many
-    # times lower at most.
-    slower: tuple[int, ...] = (1, 4, 16, 64)
 
 
 SURVIVAL = SurvivalRules()
@@ -138,9 +137,12 @@ class FittedWeights:
 
         Where they survive none of them, these are `lr` and None.
         """
-        rates = [lr / 4**power for power in range(SURVIVAL.quarters)]
-        trials = try_rates(rates, self.trial, lambda trial: trial.survived)
-        return (rates[len(trials) - 1], trials[-1]) if trials[-1].survived else (lr, None)
+        for power in range(SURVIVAL.quarters):
+            rate = lr / 4**power
+            trial = self.trial(rate)
+            if trial.survived:
+                return rate, trial
+        return lr, None
 
 
 def survive_(
@@ -161,7 +163,7 @@ def survive_(
         reason = f"{reason}; with {change}, since without the loss blew up in a trial"
     fitted = replace(fitted, survival=trial, reason=reason)
     if request.lr == "auto" and trial.outcome != LEARNED:
-        fitted = _lower_rate_(weights, fitted, request)
+        fitted = _search_rate_(weights, fitted, request)
     return fitted, used if change else request
 
 
@@ -212,22 +214,27 @@ def _describe_change(result: Initialization, used: FitRequest, request: FitReque
     return " and ".join(changes)
 
 
-def _lower_rate_(
+def _search_rate_(
     weights: FittedWeights, result: Initialization, request: FitRequest
 ) -> Initialization:
-    """Find a lower rate for weights that survive and do not learn at theirs."""
+    """Search a rate, as `advise` does, for weights that learn nothing at theirs in a long trial."""
     lr = _rate_of(result)
-    steps = LENGTHS.times_longer * SURVIVAL.steps
-    trials = try_rates(
-        (lr / slower for slower in SURVIVAL.slower),
-        lambda rate: weights.trial(rate, margin=1.0, steps=steps),
-        lambda trial: trial.outcome == LEARNED,
+    longer = weights.trial(lr, margin=1.0, steps=LENGTHS.times_longer * SURVIVAL.steps)
+    if longer.outcome == LEARNED:
+        return replace(result, survival=longer)
+    rule = build_optimizer_rule(
+        request.optimizer, weights.factory.model, settings={"momentum": request.momentum or None}
     )
-    if trials[-1].outcome != LEARNED:
-        return weights.nothing_learned_(result, request, trials)
-    slower = SURVIVAL.slower[len(trials) - 1]
+    with prepare_trials(weights.setup, weights.factory.problem.batches) as setting:
+        tried = search_rate(setting, rule, lr, LENGTHS.steps)
+    if math.isnan(tried.rate):
+        return weights.nothing_learned_(result, request, tried.trials)
+    learned = [trial for trial in tried.trials if trial.outcome == LEARNED]
     return replace(
-        result, lr=lr / slower, kappa=result.kappa and result.kappa / slower, survival=trials[-1]
+        result,
+        lr=tried.rate,
+        kappa=result.kappa and result.kappa * tried.rate / lr,
+        survival=min(learned, key=lambda trial: abs(math.log(trial.lr / tried.rate))),
     )
 
 
