@@ -24,7 +24,6 @@ class Pace:
 
 
 PACE = Pace()
-UNITS = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class ProgressState:
     run; "" at the end. `products` counts those with curvature matrices. The first states know
     little about `seconds_left`.
 
-    >>> print(ProgressState("layers", 3, 12, seconds=4.0, seconds_left=8.0, name="fc3", products=40))
-    3 of 12 layers, 40 products, 8 seconds left: fc3
+    >>> print(ProgressState("layers", done=3, total=12, seconds=4.0, seconds_left=8.0, name="fc3"))
+    3 of 12 layers, 8 seconds left: fc3
     """
 
     unit: str
@@ -59,7 +58,7 @@ OnProgress = Callable[[ProgressState], object]
 
 
 class StepCounter:
-    """Reports every step of a number of them; the steps to come are taken to last as long as those so far."""
+    """Reports every step; those to come are expected to take as long as those so far."""
 
     def __init__(
         self, unit: str, report: OnProgress | None = None, total: int = 0, done: int = 0
@@ -83,8 +82,8 @@ class StepCounter:
         if self._report is None:
             return
         seconds = time.perf_counter() - self._started
-        left = seconds / self._counted * (self._total - self._done)
-        self._report(ProgressState(self._unit, self._done, self._total, seconds, left, name))
+        to_come = seconds / self._counted * (self._total - self._done)
+        self._report(ProgressState(self._unit, self._done, self._total, seconds, to_come, name))
 
 
 def check_progress(progress: object) -> None:
@@ -99,7 +98,7 @@ def check_progress(progress: object) -> None:
 
 @contextlib.contextmanager
 def report_progress(progress: bool | OnProgress, label: str) -> Iterator[OnProgress]:
-    """Yield the function that reports progress: the user's own, that of a `progress_bar`, or one that does nothing."""
+    """Yield a function that reports progress to the user's own one, to a bar, or to nobody."""
     if callable(progress):
         yield progress
     elif progress:
@@ -111,7 +110,7 @@ def report_progress(progress: bool | OnProgress, label: str) -> Iterator[OnProgr
 
 @contextlib.contextmanager
 def progress_bar(label: str) -> Iterator[OnProgress]:
-    """Show a bar by time on stderr if that is a terminal; it pulses until the first state is reported."""
+    """Show a bar by time on stderr if that is a terminal; it pulses until the first report."""
     # Not rich's is_terminal: FORCE_COLOR asks for colours, not for a bar in a file.
     if not sys.stderr.isatty():
         yield lambda state: None
@@ -128,14 +127,14 @@ def progress_bar(label: str) -> Iterator[OnProgress]:
         task = bar.add_task(label, total=None, state="")
 
         def report(state: ProgressState) -> None:
-            whole = state.seconds + state.seconds_left
-            bar.update(task, completed=state.seconds, total=whole, state=str(state))
+            total = state.seconds + state.seconds_left
+            bar.update(task, completed=state.seconds, total=total, state=str(state))
 
         yield report
 
 
 def announce(seconds: float, shorter: str) -> None:
-    """Write the time that long work is expected to take, and what makes it shorter, as a line on stderr."""
+    """Say on stderr how long work is expected to take if that is long, and what shortens it."""
     if seconds >= PACE.announced:
         sys.stderr.write(f"This takes about {in_words(seconds)}. {shorter}.\n")
 
@@ -146,7 +145,7 @@ def in_words(seconds: float) -> str:
     >>> in_words(12.4), in_words(200)
     ('12 seconds', '3 minutes')
     """
-    for size, unit in UNITS:
+    for size, unit in ((3600, "hours"), (60, "minutes")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} seconds"

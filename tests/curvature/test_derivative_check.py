@@ -285,7 +285,7 @@ def test_one_large_layer_wrong_by_5_percent_is_found(layer: str, curvature: str)
 def test_the_check_costs_three_evaluations_and_two_more_for_kinks(
     inner: nn.Module, most: int, curvature: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hessinit.curvature.progress._SHORT_SECONDS", 0.0)  # a short one is timed twice
+    monkeypatch.setattr("hessinit.curvature.cost._SHORT_SECONDS", 0.0)  # a short one is timed twice
 
     def count_calls(check: bool) -> int:
         calls = itertools.count().__next__  # not put back by measuring

@@ -60,7 +60,7 @@ def test_what_a_tracker_refuses_later() -> None:
     first = tracker.close()
     assert tracker.close() is first is tracker.tracking
     for refused in (tracker.step, tracker.measure):
-        with pytest.raises(ProblemError, match="this tracker is closed; refused track"):
+        with pytest.raises(ProblemError, match="this tracker is closed; call track"):
             refused()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -21,7 +21,6 @@ from hessinit.cli.output import Output, progress, stdout_for_results
 from hessinit.cli.problem_file import (
     PROBLEM_OPTIONS,
     Builder,
-    LoadedProblem,
     find_problem,
     load_problem,
     shared_keywords,
@@ -178,8 +177,8 @@ def _run_grid(
     result: options.ResultOptions,
     chosen: dict[str, Any],
 ) -> None:
-    place = find_problem(source)
-    output = Output(result.as_json, result.html, result.save, result.picture, reads=place.file)
+    location = find_problem(source)
+    output = Output(result.as_json, result.html, result.save, result.picture, reads=location.file)
     with (
         failures_explained(
             f"comparing initializations of {source}", "stopped before the first run."
@@ -187,7 +186,7 @@ def _run_grid(
         _cluster(worker) as executor,
     ):
         with progress(f"Loading {source} …"):
-            build = Builder(place)
+            build = Builder(location)
             loaded = build.load(grid.device)
             if grid.optimizer is not None:
                 loaded = loaded.with_optimizer(grid.optimizer)
@@ -287,10 +286,10 @@ def track(
 
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
-    place = find_problem(problem)
+    location = find_problem(problem)
     log = tracked.log
     output = Output(
-        result.as_json, result.html, result.save, result.picture, log=log, reads=place.file
+        result.as_json, result.html, result.save, result.picture, log=log, reads=location.file
     )
     if log is not None and log.exists():
         stop(f"--log {log} exists and was left as it is; give another name, or remove it first.")
@@ -301,10 +300,10 @@ def track(
         try:
             with failures_explained(f"tracking {problem}"):
                 with progress(f"Loading {problem} …"):
-                    run = _TrackedTraining.load(problem, lr, training, tracked)
+                    run = _load_training(problem, training, tracked)
                     if initialize:
-                        initialization = run.initialize_(overwrite)
-                tracking = run.train(path)
+                        initialization = _fit(run, lr, overwrite)
+                tracking = _train(run, problem, lr, training, tracked, path)
         except KeyboardInterrupt:
             interrupted = True
             if not path.exists():
@@ -322,86 +321,76 @@ def track(
         stop(f"Interrupted: stopped after {done} of {training.steps} steps.", INTERRUPTED)
 
 
-@dataclass(frozen=True)
-class _TrackedTraining:
-    """A training whose curvature is tracked."""
+class _Training(NamedTuple):
+    """A training that is tracked, as the problem's file and the options say."""
 
-    source: str
     problem: hessinit.Problem
     data: Any
-    lr: float
     optimizer: Any
-    training: TrainingOptions
-    tracked: TrackedOptions
     curvature: str
 
-    @staticmethod
-    def load(
-        source: str, lr: float, training: TrainingOptions, tracked: TrackedOptions
-    ) -> _TrackedTraining:
-        from hessinit.training.data import read_data
 
-        loaded: LoadedProblem = load_problem(
-            find_problem(source),
-            seed=training.seed,
-            device=training.device,
-            optimizer=training.optimizer,
-        )
-        keywords = shared_keywords(loaded, ["optimizer", "curvature", *PROBLEM_OPTIONS], source)
-        optimizer = keywords.pop("optimizer", "sgd")
-        curvature = keywords.pop("curvature", "gauss-newton")
-        keywords |= options.given(layers=tracked.layers, seed=training.seed)
+def _load_training(source: str, training: TrainingOptions, tracked: TrackedOptions) -> _Training:
+    from hessinit.training.data import read_data
+
+    location = find_problem(source)
+    seed = training.seed
+    loaded = load_problem(location, seed=seed, device=training.device, optimizer=training.optimizer)
+    keywords = shared_keywords(loaded, ["optimizer", "curvature", *PROBLEM_OPTIONS], source)
+    keywords |= options.given(layers=tracked.layers, seed=seed, curvature=tracked.curvature)
+    return _Training(
+        optimizer=keywords.pop("optimizer", "sgd"),
+        curvature=keywords.pop("curvature", "gauss-newton"),
         # An iterator gives its batches only once.
-        data = read_data(loaded.batch, training.batch_size or 64, training.steps)
-        return _TrackedTraining(
-            source,
-            hessinit.Problem(loaded.model, loaded.loss, None, **keywords),
-            data,
-            lr,
-            optimizer,
-            training,
-            tracked,
-            tracked.curvature or curvature,
+        data=read_data(loaded.batch, training.batch_size or 64, training.steps),
+        problem=hessinit.Problem(loaded.model, loaded.loss, None, **keywords),
+    )
+
+
+def _fit(run: _Training, lr: float, overwrite: bool) -> hessinit.Initialization:
+    """Write weights that fit the rate, on the examples whose curvature is tracked.
+
+    So the table begins with the ‖H‖ that was met.
+    """
+    batches = run.data.tracked_batches(TRACKED, run.problem.seed)
+    pairs = [(batch.inputs, batch.targets) for batch in batches]
+    return hessinit.initialize_(
+        replace(run.problem, batch=pairs[0] if len(pairs) == 1 else pairs),
+        lr=lr,
+        optimizer=run.optimizer,
+        fit=hessinit.Fit(curvature=run.curvature),
+        overwrite=overwrite,
+    )
+
+
+def _train(
+    run: _Training,
+    source: str,
+    lr: float,
+    training: TrainingOptions,
+    tracked: TrackedOptions,
+    path: Path,
+) -> hessinit.Tracking:
+    from hessinit.training.loop import train_and_track
+
+    with stdout_for_results(), progress_bar("Training") as report:
+        counter = StepCounter("steps", report, training.steps)
+        return train_and_track(
+            run.problem,
+            run.data,
+            lr=lr,
+            steps=training.steps,
+            optimizer=run.optimizer,
+            warmup=training.warmup or 0,
+            examples=TRACKED,
+            name=source,
+            on_step=lambda step, loss: counter.step(f"loss {format_number(loss)}"),
+            path=path,
+            settings=hessinit.TrackSettings(
+                curvature=run.curvature, each_layer=tracked.each_layer, warn=False
+            ),
+            **options.given(every=tracked.every, max_overhead=tracked.max_overhead),
         )
-
-    def initialize_(self, overwrite: bool) -> hessinit.Initialization:
-        """Write weights that fit the rate, on the examples whose curvature is tracked.
-
-        So the table begins with the ‖H‖ that was met.
-        """
-        batches = self.data.tracked_batches(TRACKED, self.problem.seed)
-        pairs = [(batch.inputs, batch.targets) for batch in batches]
-        problem = replace(self.problem, batch=pairs[0] if len(pairs) == 1 else pairs)
-        return hessinit.initialize_(
-            problem,
-            lr=self.lr,
-            optimizer=self.optimizer,
-            fit=hessinit.Fit(curvature=self.curvature),
-            overwrite=overwrite,
-        )
-
-    def train(self, path: Path) -> hessinit.Tracking:
-        from hessinit.training.loop import train_and_track
-
-        steps = self.training.steps
-        with stdout_for_results(), progress_bar("Training") as report:
-            counter = StepCounter("steps", report, steps)
-            return train_and_track(
-                self.problem,
-                self.data,
-                lr=self.lr,
-                steps=steps,
-                optimizer=self.optimizer,
-                warmup=self.training.warmup or 0,
-                examples=TRACKED,
-                name=self.source,
-                on_step=lambda step, loss: counter.step(f"loss {format_number(loss)}"),
-                path=path,
-                settings=hessinit.TrackSettings(
-                    curvature=self.curvature, each_layer=self.tracked.each_layer, warn=False
-                ),
-                **options.given(every=self.tracked.every, max_overhead=self.tracked.max_overhead),
-            )
 
 
 @options.with_groups

@@ -1,19 +1,15 @@
-"""How far a measurement is, and what it costs in gradients."""
+"""How far a measurement is: products and finished layers are counted, and reported."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.probes import Operator
-from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.validate import layer_name
 from hessinit.progress import PACE, OnProgress, ProgressState
 
@@ -22,15 +18,15 @@ SPECTRUM = "spectrum"
 
 
 def expected_products(tolerance: float, max_iterations: int = 200) -> float:
-    """Products of a Lanczos run that stops at the tolerance: about 7 at 0.1, 10 at 0.01, 14 at 0.001.
+    """Return the products of a Lanczos run that stops at the tolerance.
 
-    They are typically 5 to 9, 7 to 15 and 9 to 25.
+    About 7 at 0.1, 10 at 0.01 and 14 at 0.001; typically 5 to 9, 7 to 15 and 9 to 25.
     """
     return min(max_iterations, max(3.0, 4 - 3.2 * math.log10(tolerance)))
 
 
 class Progress:
-    """Counts products and finished layers, and reports them: after two seconds, four times a second.
+    """Counts and reports products and finished layers: after two seconds, four times a second.
 
     The time left is (expected products − products made) · seconds per product so far. Every block
     still to do is expected to take as many products as the finished ones did on average, the first
@@ -58,7 +54,7 @@ class Progress:
         self._finished: list[str] = []
 
     def expect(self, seconds: float) -> None:
-        """Report the time that the plan expects from now on, before the first product, if it is long."""
+        """Report the time that the plan expects, before the first product, if it is long."""
         now = time.perf_counter()
         if seconds >= PACE.quiet:
             self._report_state(now, seconds, "")
@@ -89,9 +85,7 @@ class Progress:
             products_per_block = products / len(self._finished)
         running = [name for name in self._products if name not in finished | {SPECTRUM}]
         # A running block needs another product at least, however many it has had.
-        products_left = sum(
-            max(1.0, products_per_block - self._products[name]) for name in running
-        )
+        products_left = sum(max(1.0, products_per_block - self._products[name]) for name in running)
         waiting = max(0, self._blocks - len(self._finished) - len(running))
         products_left += products_per_block * waiting
         counted = max(1, self._products.total() - 1)
@@ -129,63 +123,3 @@ class Watched:
         product = self.operator @ vectors
         self.progress.product(self.name)
         return product
-
-
-# A gradient shorter than this is timed twice, and the shorter one counts: a cold start or another
-# process may have doubled it.
-_SHORT_SECONDS = 0.005
-
-
-class TimedGradient(NamedTuple):
-    seconds: float
-    output: Tensor  # of the first batch
-    by_leaf: dict[str, Tensor]
-
-
-def timed_gradient(problem: FunctionalProblem, weights: Sequence[float] = ()) -> TimedGradient:
-    """Forward and backward of all batches by the measured weights, on warm caches.
-
-    The model runs as in every evaluation of the problem, on copies of the weights; nothing of it
-    changes. `weights` are those of the batches in the loss; without them the gradient itself is not
-    kept.
-    """
-    times = list[float]()
-    own = {**problem.leaves, **problem.constants}
-    names = list(problem.leaves)
-    while not times or (len(times) < 2 and times[-1] < _SHORT_SECONDS):
-        total = dict[str, Tensor]()
-        outputs = list[Tensor]()
-        started = clock(problem)
-        for number, batch in enumerate(problem.batches):
-            output, gradients = problem.output_and_gradients(batch, own, names)
-            outputs = outputs or [output]
-            for name, one in zip(names, gradients, strict=True) if weights else ():
-                part = one if weights[number] == 1 else one * weights[number]
-                total[name] = total[name] + part if name in total else part
-        times.append(clock(problem) - started)
-    return TimedGradient(min(times), outputs[0], total)
-
-
-def in_gradients(seconds: float | None, gradient: float | None) -> float | None:
-    """The cost in gradients; None where one of both is not known."""
-    return seconds / gradient if seconds is not None and gradient else None
-
-
-def cost_of(
-    problem: FunctionalProblem,
-    evaluations: Sequence[Evaluation],
-    started: float,
-    gradient: float | None = None,
-) -> dict[str, Any]:
-    """`seconds` since `started`, and in `gradients`; if none was timed yet, one is, without other graphs."""
-    seconds = clock(problem) - started
-    for one in evaluations:
-        one.forget()
-    gradient = timed_gradient(problem).seconds if gradient is None else gradient
-    return {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
-
-
-def clock(problem: FunctionalProblem) -> float:
-    if problem.device.type == "cuda":
-        torch.cuda.synchronize(problem.device)
-    return time.perf_counter()

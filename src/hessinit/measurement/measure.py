@@ -13,6 +13,7 @@ from torch import nn
 
 from hessinit.curvature import derivative_check, engines, shares
 from hessinit.curvature import progress as progress_of
+from hessinit.curvature.cost import cost_of, timed_gradient
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
 from hessinit.measurement.bounds import jacobian_bounds
@@ -192,12 +193,12 @@ class _Measurement:
             evaluation.forget()
         derivative_check.check_answer(evaluations, vector, whole)
         weights = [evaluation.weight for evaluation in evaluations]
-        gradient = progress_of.timed_gradient(problem, weights)
+        gradient = timed_gradient(problem, weights)
         if not by_examples:  # of a share, no rank knows all activations
             diagnostics = further.get("diagnostics")
             judged = judge_signals(problem, evaluations, rows, gradient, diagnostics)
             report = replace(report, **judged)
-        cost = progress_of.cost_of(problem, evaluations, self.started, gradient.seconds)
+        cost = cost_of(problem, evaluations, self.started, gradient.seconds)
         return replace(report, **cost)
 
     def _measure_layers(self) -> dict[str, Mapping[str, Any]]:

@@ -10,9 +10,10 @@ from typing import Any
 from torch import nn
 
 from hessinit.curvature import engines, gram
+from hessinit.curvature.cost import clock, in_gradients, timed_gradient
 from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
 from hessinit.curvature.probes import random_like
-from hessinit.curvature.progress import clock, expected_products, in_gradients, timed_gradient
+from hessinit.curvature.progress import expected_products
 from hessinit.measurement.facts import notes_on, versions_of
 from hessinit.measurement.rows import Details, check_choices
 from hessinit.problem.batches import tensors_in

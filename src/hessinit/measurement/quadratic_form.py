@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.curvature import derivative_check, layer_uses
+from hessinit.curvature.cost import cost_of
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.probes import ProbeKind, ProbeStream
-from hessinit.curvature.progress import cost_of
 from hessinit.errors import ProblemError, check_names, choose, did_you_mean
 from hessinit.measurement.facts import facts_of, in_running_order, note_unchecked, notes_on
 from hessinit.problem.functional import FunctionalProblem, ProblemOptions

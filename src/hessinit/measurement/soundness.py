@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hessinit.curvature.cost import TimedGradient
 from hessinit.curvature.evaluation import Evaluation, evaluate_at, weights_in
-from hessinit.curvature.progress import TimedGradient
 from hessinit.measurement.diagnostics import diagnose
 from hessinit.measurement.loss_range import LossOf, deviations_above_constant
 from hessinit.present import words

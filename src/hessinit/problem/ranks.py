@@ -153,7 +153,7 @@ class Ranks:
         self._leads = False
         for rank in self._others:
             self._send(rank, values)  # a lost rank is missed in the next exchange
-        return self._settle(values, last)
+        return self._end(values, last)
 
     def _answer_until_published(
         self, answer: Callable[..., Any] = tuple, last: bool = False
@@ -172,9 +172,9 @@ class Ranks:
         if failure is not None:
             self._is_over = True
             raise failure
-        return self._settle([message] if isinstance(message, Failure) else message, last)
+        return self._end([message] if isinstance(message, Failure) else message, last)
 
-    def _settle(self, values: list[Any], last: bool) -> list[Any]:
+    def _end(self, values: list[Any], last: bool) -> list[Any]:
         self._is_over = last or any(isinstance(value, Failure) for value in values)
         return _refuse_failures(values)
 
@@ -345,10 +345,8 @@ def _refuse_one_rank_alone(verb: str, split: Any, model: Any, together: str = ""
         way_out = together or 'call it before the model is wrapped, with distributed="each"'
         reason = f"and the replicas of DistributedDataParallel must stay alike; {way_out}"
     elif split is None:
-        each = 'pass distributed="each" where every process works for itself'
-        if together:
-            each = f'{together}, or "each" where every process works for itself'
-        reason = f"which is one of several; {each}"
+        way_out = f'{together}, or "each"' if together else 'pass distributed="each"'
+        reason = f"which is one of several; {way_out} where every process works for itself"
     else:
         return
     passed = "without distributed=" if split is None else f'with distributed="{split}"'
@@ -399,10 +397,10 @@ def _describe_model(model: nn.Module, same_weights: bool) -> dict[tuple[str, str
 def _refuse_differences(facts: list[dict[tuple[str, str], str]]) -> None:
     """Raise where the facts of a rank differ from those of rank 0."""
     first = facts[0]
-    for rank, others in enumerate(facts):
-        for kind, name in {**first, **others}:
+    for rank, facts_there in enumerate(facts):
+        for kind, name in {**first, **facts_there}:
             expected = first.get((kind, name), "missing")
-            actual = others.get((kind, name), "missing")
+            actual = facts_there.get((kind, name), "missing")
             if actual != expected:
                 raise ProblemError(
                     f"{name} is {actual} on rank {rank}, and {expected} on rank 0: "

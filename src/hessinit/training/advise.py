@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
+from hessinit.curvature.cost import cost_of
 from hessinit.curvature.engines import LanczosSettings, build_engine
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.curvature.progress import cost_of
 from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError
 from hessinit.measurement.facts import (
     facts_of,

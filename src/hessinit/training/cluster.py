@@ -1,4 +1,4 @@
-"""Do jobs on a Dask cluster; the functions and classes of the user's own files travel with the work."""
+"""Do jobs on a Dask cluster; functions and classes of the user's files travel with the work."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def run_on_cluster(work: Work, jobs: Sequence[Job], executor: Any) -> Results:
         for link in (failure, failure.__cause__, failure.__context__):
             if isinstance(link, ModuleNotFoundError):
                 raise ProblemError(
-                    f"the Dask cluster has no module {link.name!r}. Install there what is installed "
-                    "here; what your functions use of your own files is sent with them, if it is "
-                    "imported at the top of a file."
+                    f"the Dask cluster has no module {link.name!r}. Install there what is "
+                    "installed here; what your functions use of your own files is sent with them, "
+                    "if it is imported at the top of a file."
                 ) from failure
         raise
     finally:
@@ -91,18 +91,18 @@ def _as_they_finish(futures: dict[Future[Any], Job], client: Any) -> Results:
 
 
 def dump_by_value(work: Any) -> bytes:
-    """Pickle the work with the user's own functions and classes in it: workers need not have their files."""
-    own = {name.partition(".")[0] for name in list(sys.modules)} - {"__main__", "hessinit"}
-    own = {name for name in own if _is_own_file(sys.modules.get(name))}
-    for name in own:
-        cloudpickle.register_pickle_by_value(sys.modules[name])
+    """Pickle the work with the user's functions and classes: workers need not have their files."""
+    packages = {name.partition(".")[0] for name in list(sys.modules)} - {"__main__", "hessinit"}
+    modules = [sys.modules[name] for name in packages if _is_own_file(sys.modules.get(name))]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
     try:
         stream = io.BytesIO()
         _ByValue(stream).dump(work)
         return stream.getvalue()
     finally:
-        for name in own:
-            cloudpickle.unregister_pickle_by_value(sys.modules[name])
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _is_own_file(module: Any) -> bool:

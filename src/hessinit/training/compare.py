@@ -36,11 +36,19 @@ from hessinit.training.job_folder import JobFolder
 from hessinit.training.trainer import Build, FirstModel, Trainer
 from hessinit.training.workers import Job, check_workers, count_cores
 
-DEFAULT_SCHEMES = ("default", "he", "glorot", "orthogonal", "lsuv", "hessinit")
-LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-STDS = (1.0, 0.5, 0.1, 0.075, 0.05, 0.005)  # of the paper's Table 4
-FEWEST_STEPS = 10
-STEPS_OF_A_MEASUREMENT = 30  # in the time of which the initial curvature is measured, about
+
+@dataclass(frozen=True)
+class Usual:
+    """What `compare` and `sweep` do unless they are told otherwise."""
+
+    schemes: tuple[str, ...] = ("default", "he", "glorot", "orthogonal", "lsuv", "hessinit")
+    learning_rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3)
+    stds: tuple[float, ...] = (1.0, 0.5, 0.1, 0.075, 0.05, 0.005)  # of the paper's Table 4
+    fewest_steps: int = 10  # of which the final loss is the mean
+    steps_of_a_measurement: int = 30  # that take as long as measuring the curvature, about
+
+
+USUAL = Usual()
 SHORTER = "Fewer steps, seeds, schemes or learning rates, or no curvature, make it shorter"
 
 Key = tuple[str, float, int]  # scheme, learning rate, seed
@@ -53,7 +61,7 @@ class RunSettings:
     Args:
         warmup: steps over which the rate rises linearly: by default a fifth, where a scheme asks
             for a warmup.
-        measure_curvature: whether ‖H‖ is measured before the training, which costs 20 to 50 steps.
+        measure_curvature: whether ‖H‖ is measured before the training: 20 to 50 steps.
         workers: processes, by default one for each core; your functions must then be defined at
             the top of a file. On an accelerator one, as it has one memory.
         executor: of concurrent.futures, or a Dask client's, in place of `workers`.
@@ -137,8 +145,8 @@ def compare(
     loss: Loss | Problem,
     data: Any = None,
     *,
-    schemes: str | Iterable[str | Initializer] | Mapping[str, str | WriteWeights] = DEFAULT_SCHEMES,
-    learning_rates: Iterable[float] = LEARNING_RATES,
+    schemes: str | Iterable[str | Initializer] | Mapping[str, str | WriteWeights] = USUAL.schemes,
+    learning_rates: Iterable[float] = USUAL.learning_rates,
     seeds: int | Iterable[int] = 3,
     steps: int = 200,
     batch_size: int = 64,
@@ -180,13 +188,8 @@ def compare(
     """
     _check_settings(settings)
     check_each("compare", settings.distributed)
-    steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
-    initializers = read_schemes(schemes, settings.warmup_steps(steps))
-    if settings.warmup is not None and not any(scheme.warmup for scheme in initializers):
-        raise ProblemError(
-            f"warmup={settings.warmup} is for schemes with a warmup; name one, such as 'he+warmup'."
-        )
-    rates = _read_list("learning_rates", learning_rates, "[0.01, 0.1]", check_positive)
+    steps = validate.check_whole("steps", steps, at_least=USUAL.fewest_steps)
+    grid = _read_grid(schemes, learning_rates, seeds, settings, steps)
     if isinstance(build, nn.Module) or not accepts(build):
         raise ProblemError(
             f"build is a {type(build).__name__}; it must be a function that makes a new model for "
@@ -194,26 +197,25 @@ def compare(
         )
     loss, data, options = _read_problem(loss, data)
     loop.check_optimizer(optimizer)
-    grid = Grid(initializers, rates, _read_seeds(seeds), settings.measure_curvature)
     started = time.perf_counter()
     batch_size = validate.check_whole("batch_size", batch_size, at_least=1)
     examples = read_data(data, batch_size, steps)
     device = None if settings.device is None else str(torch.empty(0, device=settings.device).device)
-    trainer = Trainer(build, loss, examples, options, initializers, steps, optimizer, device)
+    trainer = Trainer(build, loss, examples, options, grid.schemes, steps, optimizer, device)
     first = trainer.check_first_model()
-    kept = _open_folder(folder, settings, trainer, first)
-    if settings.progress is True and settings.executor is None and not kept.results:
+    job_folder = _open_folder(folder, settings, trainer, first)
+    if settings.progress is True and settings.executor is None and not job_folder.results:
         _announce(grid, steps, first, settings)
-    runs = _make_runs(replace(trainer, loss_range=first.loss_range), kept, grid)
+    runs = _make_runs(replace(trainer, loss_range=first.loss_range), job_folder, grid)
     stds = tuple(
-        scheme.scheme.std for scheme in initializers if isinstance(scheme.scheme, NormalWeights)
+        scheme.scheme.std for scheme in grid.schemes if isinstance(scheme.scheme, NormalWeights)
     )
     forward = options["forward"]
     constant_loss = first.loss_range.constant
     return Comparison(
-        kind=_kind(initializers),
-        schemes=tuple(scheme.name for scheme in initializers),
-        learning_rates=rates,
+        kind=_kind(grid.schemes),
+        schemes=tuple(scheme.name for scheme in grid.schemes),
+        learning_rates=grid.rates,
         seeds=grid.seeds,
         runs=runs,
         steps=steps,
@@ -222,9 +224,9 @@ def compare(
         examples=examples.examples,
         stds=stds,
         rate_dependent=grid.rate_dependent,
-        warmup=max(scheme.warmup for scheme in initializers) or None,
+        warmup=max(scheme.warmup for scheme in grid.schemes) or None,
         seconds=time.perf_counter() - started,
-        notes=kept.notes,
+        notes=job_folder.notes,
         constant_loss=None if math.isnan(constant_loss) else constant_loss,
         settings={
             "model": type(first.model).__name__,
@@ -243,7 +245,7 @@ def sweep(
     loss: Loss | Problem,
     data: Any = None,
     *,
-    stds: Iterable[float] = STDS,
+    stds: Iterable[float] = USUAL.stds,
     learning_rate: float = 0.01,
     layers: str | Iterable[str] | None = None,
     seeds: int | Iterable[int] = 3,
@@ -270,7 +272,7 @@ def sweep(
     >>> 80 < ratio < 120  # a layer's curvature grows with the square of the other's weights
     True
     """
-    steps = validate.check_whole("steps", steps, at_least=FEWEST_STEPS)
+    steps = validate.check_whole("steps", steps, at_least=USUAL.fewest_steps)
     _check_settings(settings)
     patterns: Any = layers
     if not isinstance(layers, str):
@@ -312,8 +314,8 @@ def _read_problem(loss: Any, data: Any) -> tuple[Loss, Any, dict[str, Any]]:
         problem = loss
         if data is None:
             data = problem.batch
-    own = ("model", "loss", "batch", "seed")  # of every run
-    names = [field.name for field in fields(Problem) if field.name not in own]
+    of_a_run = ("model", "loss", "batch", "seed")
+    names = [field.name for field in fields(Problem) if field.name not in of_a_run]
     return problem.loss, data, {name: getattr(problem, name) for name in names}
 
 
@@ -329,10 +331,20 @@ def _read_list(
     return tuple(numbers)
 
 
-def _read_seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
+def _read_grid(schemes: Any, rates: Any, seeds: Any, settings: RunSettings, steps: int) -> Grid:
+    initializers = read_schemes(schemes, settings.warmup_steps(steps))
+    if settings.warmup is not None and not any(scheme.warmup for scheme in initializers):
+        raise ProblemError(
+            f"warmup={settings.warmup} is for schemes with a warmup; name one, such as 'he+warmup'."
+        )
     if not isinstance(seeds, Iterable):
         seeds = range(validate.check_whole("seeds", seeds, at_least=1))
-    return _read_list("seeds", seeds, "[0, 1, 2]", partial(validate.check_whole, at_least=0))
+    return Grid(
+        initializers,
+        _read_list("learning_rates", rates, "[0.01, 0.1]", check_positive),
+        _read_list("seeds", seeds, "[0, 1, 2]", partial(validate.check_whole, at_least=0)),
+        settings.measure_curvature,
+    )
 
 
 def _kind(schemes: Iterable[Initializer]) -> str:
@@ -347,7 +359,7 @@ def _open_folder(
     workers = settings.workers
     if workers is None and settings.executor is None and device_of(first.model).type != "cpu":
         workers = 1  # an accelerator has one memory
-    kept = JobFolder(
+    job_folder = JobFolder(
         folder, workers=workers, executor=settings.executor, progress=settings.progress
     )
     if folder is not None:  # hashing the data is for nothing without one
@@ -357,22 +369,22 @@ def _open_folder(
             "torch": SOFTWARE["torch"],
             **trainer.record(first),
         }
-        kept.open(record, {scheme.name: scheme.description for scheme in trainer.schemes})
-        for name, value in kept.results.items():
-            _read_run(kept, name, value)
-    return kept
+        job_folder.open(record, {scheme.name: scheme.description for scheme in trainer.schemes})
+        for name, value in job_folder.results.items():
+            _read_run(job_folder, name, value)
+    return job_folder
 
 
 def _announce(grid: Grid, steps: int, first: FirstModel, settings: RunSettings) -> None:
     """Say how long the runs take, if that is long."""
     keys = grid.keys
     measured = sum(grid.is_measured(key) for key in keys)
-    trained = len(keys) * steps + measured * STEPS_OF_A_MEASUREMENT
+    trained = len(keys) * steps + measured * USUAL.steps_of_a_measurement
     processes = min(settings.workers or count_cores(), len(keys))
     announce(trained * first.gradient_seconds / processes, SHORTER)
 
 
-def _make_runs(trainer: Trainer, kept: JobFolder, grid: Grid) -> tuple[Run, ...]:
+def _make_runs(trainer: Trainer, job_folder: JobFolder, grid: Grid) -> tuple[Run, ...]:
     """Return the runs of the grid; make those that the folder lacks."""
     # Seed by seed, so that there is something to compare early.
     names = {key: f"{key[0]}, lr {key[1]!r}, seed {key[2]}" for key in grid.keys}
@@ -380,8 +392,8 @@ def _make_runs(trainer: Trainer, kept: JobFolder, grid: Grid) -> tuple[Run, ...]
         Job(names[key], (key, grid.is_measured(key)))
         for key in sorted(grid.keys, key=lambda key: grid.seeds.index(key[2]))
     ]
-    kept.run(trainer, jobs, label="Training")
-    every_run = [_read_run(kept, name, value) for name, value in kept.results.items()]
+    job_folder.run(trainer, jobs, label="Training")
+    every_run = [_read_run(job_folder, name, value) for name, value in job_folder.results.items()]
     # They are shown at the lowest rate, also if an earlier call measured them at a lower one.
     norms = {(run.scheme, run.seed): run.norms for run in every_run if run.norms is not None}
     runs = {(run.scheme, run.learning_rate, run.seed): run for run in every_run}
@@ -392,10 +404,10 @@ def _make_runs(trainer: Trainer, kept: JobFolder, grid: Grid) -> tuple[Run, ...]
     return tuple(runs[key] for key in grid.keys)
 
 
-def _read_run(kept: JobFolder, name: str, value: Plain) -> Run:
+def _read_run(job_folder: JobFolder, name: str, value: Plain) -> Run:
     try:
         return from_plain(Run, value)
     except ValueError as problem:
         raise ProblemError(
-            f"{kept.path_of(name)} is not a whole run: {problem}. Delete it."
+            f"{job_folder.path_of(name)} is not a whole run: {problem}. Delete it."
         ) from problem

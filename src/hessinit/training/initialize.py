@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hessinit.curvature.cost import in_gradients, timed_gradient
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.curvature.progress import in_gradients, timed_gradient
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, scales, weights
 from hessinit.init.options import Fit, FitRequest

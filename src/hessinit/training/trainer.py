@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -65,16 +66,16 @@ class Trainer:
     def __call__(self, job: Job) -> Run:
         (name, rate, seed), is_measured = job.parameters
         scheme = next(scheme for scheme in self.schemes if scheme.name == name)
+        run = partial(Run, scheme=name, learning_rate=rate, seed=seed)
         started = time.perf_counter()
         with reproducible(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # those of the first model were shown
+            model = self.build_model(seed)
+            problem = self._problem(model, self.data.initial_batch(seed), derive(seed, "start"))
             try:
-                model, remark = self._initialize(scheme, rate, seed)
-            except _SchemeError as failure:
-                return Run(
-                    scheme=name,
-                    learning_rate=rate,
-                    seed=seed,
+                remark = scheme.initialize_(problem, rate, seed, self.optimizer)
+            except Exception as failure:  # a scheme may refuse this model
+                return run(
                     losses=(),
                     first_loss=math.nan,
                     final_loss=math.nan,
@@ -82,19 +83,14 @@ class Trainer:
                     diverged=False,
                     norms=None,
                     seconds=time.perf_counter() - started,
-                    note=str(failure),
+                    note=str(failure) or type(failure).__name__,
                 )
-            norms = None
-            trouble = ""
-            if is_measured:
-                norms, trouble = self._measure(model, scheme, seed)
+            model.train()
+            norms, trouble = self._measure(model, scheme, seed) if is_measured else (None, "")
             losses, failed = self._train(model, scheme, rate, seed)
         outcome = judge(losses, self.loss_range)
         curve = loop.chunk_means(losses, math.ceil(self.steps / MOST_POINTS))
-        return Run(
-            scheme=name,
-            learning_rate=rate,
-            seed=seed,
+        return run(
             losses=tuple(float(f"{loss:.{DIGITS}g}") for loss in curve),
             first_loss=losses[0],
             final_loss=loop.final_loss(losses, window(self.steps)),
@@ -105,17 +101,6 @@ class Trainer:
             seconds=time.perf_counter() - started,
             note=" ".join(filter(None, (remark, trouble, failed))),
         )
-
-    def _initialize(self, scheme: Initializer, rate: float, seed: int) -> tuple[nn.Module, str]:
-        """Return a new model in train mode, and why a target was not met, if it was not."""
-        model = self.build_model(seed)
-        chosen = self.data.initial_batch(seed)
-        try:
-            problem = self._problem(model, chosen, derive(seed, "start"))
-            remark = scheme.initialize_(problem, rate, seed, self.optimizer)
-        except Exception as failure:
-            raise _SchemeError(str(failure) or type(failure).__name__) from failure
-        return model.train(), remark
 
     def _problem(self, model: nn.Module, batch: Batch, seed: int) -> Problem:
         device = device_of(model)
@@ -178,9 +163,9 @@ class Trainer:
     def check_first_model(self) -> FirstModel:
         """Return what a new model tells; refuse wrong models, losses and data before any run."""
         with reproducible():
-            other = self.build_model(0)
+            spare = self.build_model(0)
             model = self.build_model(0)
-            self._check_models(model, other)
+            self._check_models(model, spare)
             batch = copy_to(self.data.initial_batch(0), device_of(model))
             seed_everything(0, "training")
             output, loss = self._first_loss(model, *batch)
@@ -197,13 +182,13 @@ class Trainer:
             seconds = time.perf_counter() - started
             return FirstModel(model, loss.item(), seconds, self._find_loss_range(output))
 
-    def _check_models(self, model: nn.Module, other: nn.Module) -> None:
+    def _check_models(self, model: nn.Module, spare: nn.Module) -> None:
         """Refuse a `build` whose models share their weights, and data or layers that do not fit."""
         validate.check_order(model, self.loss)
         for part in self.data.parts:
             validate.check_finite_inputs(part.inputs, "")
-        shared = {id(parameter) for parameter in other.parameters() if parameter.requires_grad}
-        if model is other or any(id(parameter) in shared for parameter in model.parameters()):
+        shared = {id(parameter) for parameter in spare.parameters() if parameter.requires_grad}
+        if model is spare or any(id(parameter) in shared for parameter in model.parameters()):
             raise ProblemError(
                 "build() returned the same model twice, or models that share their weights, and "
                 "every run needs its own; create the model inside build, or return "
@@ -211,7 +196,7 @@ class Trainer:
             )
         for initializer in self.schemes:
             if isinstance(initializer.scheme, NormalWeights):
-                initializer.scheme(other, None, None, 0.0, 0)  # refuses layers that match nothing
+                initializer.scheme(spare, None, None, 0.0, 0)  # refuses layers that match nothing
 
     def _find_loss_range(self, output: Any) -> LossRange:
         """Return the range of the loss over some mini-batches."""
@@ -242,17 +227,17 @@ class Trainer:
             dtype = str(parameter.dtype).removeprefix("torch.")
             frozen = "" if parameter.requires_grad else " frozen"
             parameters.append(f"{name}: {dtype} {tuple(parameter.shape)}{frozen}")
-        defaults = {field.name: field.default for field in fields(Problem)}
         changed = {
-            name: str(option)
-            for name, option in self.options.items()
-            if name != "forward" and option != defaults[name]
+            field.name: str(self.options[field.name])
+            for field in fields(Problem)
+            if self.options.get(field.name, field.default) != field.default
         }
+        changed["forward"] = describe(self.options["forward"])
         return {
             "model": describe(first.model),
             "parameters": "; ".join(parameters),
             "loss": describe(self.loss),
-            "forward": describe(self.options["forward"]),
+            "forward": "",  # the order of the settings is that of earlier records
             "hash of the data": self.data.digest(),
             "examples": self.data.examples,
             "batch_size": self.data.batch_size,
@@ -265,7 +250,3 @@ class Trainer:
             "loss of a new model": f"{first.loss:.4g}",
             **changed,
         }
-
-
-class _SchemeError(Exception):
-    """A scheme refuses the model."""

@@ -54,10 +54,10 @@ class PackedWork(NamedTuple):
 def run_jobs(
     work: Work, jobs: Sequence[Job], workers: int | None = None, executor: Executor | None = None
 ) -> tuple[Results, tuple[str, ...]]:
-    """Return an iterator over (job, `work(job)`) as they finish, which ends workers when closed; and notes.
+    """Return an iterator over (job, `work(job)`) as they finish, and notes.
 
-    `workers=None` means one process for each core, or this process where the work cannot be
-    pickled.
+    Closing it ends the workers. `workers=None` means one process for each core, or this process
+    where the work cannot be pickled.
     """
     if executor is not None:
         if type(executor).__module__.startswith("distributed."):
@@ -208,7 +208,7 @@ def _unpack(packed: bytes) -> PackedWork:
 
 
 def run_packed(packed: bytes, job: Job) -> Any:
-    """Return the result under the caller's settings of torch; those of the worker come back after it."""
+    """Return the result under the caller's settings of torch, and restore those of the worker."""
     import torch
 
     from hessinit.problem.double_backward import default_device
