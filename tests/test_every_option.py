@@ -1,7 +1,7 @@
 """Every public function with each of its options: right values work, wrong ones are refused before any work.
 
-The options are those of the signatures, of `Problem` for every verb that takes one, and of `Fit`: a new
-function or a new option needs examples here.
+The options are those of the signatures, of `Problem` for every verb that takes one, and of `Fit` and other
+settings: a new function or a new option needs examples here.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from calls import call
 from tiny import LOSS, batch, inputs, labels, network
 
 Given = dict[str, Any]
-# The options that a function passes on, under the name of the one that has them.
-PASSES_ON = {"sweep": "compare"}
+# The function whose examples serve for another one, too.
+LIKE = {"sweep": "compare"}
 SHORT: Given = {"steps": 10, "seeds": 1, "workers": 1, "progress": False, "batch_size": 3}
 PROBLEM: Given = {"loss": LOSS, "batch": batch()}
 RACE: Given = {"lr": 0.1, "data": batch(), "optimizer": "adamw", "trial_steps": 3, "progress": False}
 # What a verb takes in one argument: the options of that argument stand for it.
-PARTS: dict[str, Any] = {"problem": hessinit.Problem, "fit": hessinit.Fit}
+SETTINGS = {"compare": hessinit.RunSettings, "sweep": hessinit.RunSettings, "track": hessinit.TrackSettings}
 # What every call of a function passes, unless the example says otherwise; `model` is made anew each time.
 CALLS: dict[str, Given] = {
     "advise": PROBLEM,
     "apply_scheme_": {"scheme": "he"},
     "apply_scheme_, lsuv": {"scheme": "lsuv", "sample": inputs()},
+    "apply_scheme_, problem": {**PROBLEM, "scheme": "lsuv"},
     "assert_sound": PROBLEM,
     "assert_sound, adamw": {**PROBLEM, "optimizer": "adamw", "lr": 1e-3},
     "compare": {"loss": LOSS, "data": batch(), "schemes": ["he"], "learning_rates": [0.1], **SHORT},
@@ -324,50 +325,64 @@ WRONG: dict[str, list[Any]] = {
 TAKES_ANYTHING = [("apply_scheme_", "sample"), ("apply_scheme_, lsuv", "sample")]
 
 
-def options_of(name: str) -> list[str]:
-    """The names in the signature; those of a problem or a fit, and of the function that they are passed to."""
-    function = getattr(hessinit, name)
+def parameters_of(call: str) -> list[inspect.Parameter]:
+    return [*inspect.signature(getattr(hessinit, call.split(",")[0])).parameters.values()]
+
+
+def parts_of(call: str) -> dict[str, Any]:
+    """The arguments that hold several options, with their classes."""
+    name = call.split(",")[0]
+    kinds = {"problem": hessinit.Problem, "fit": hessinit.Fit, "settings": SETTINGS.get(name)}
+    if call in ("apply_scheme_", "apply_scheme_, lsuv"):  # which take a model alone
+        del kinds["problem"]
+    names = [parameter.name for parameter in parameters_of(call)]
+    return {part: kind for part, kind in kinds.items() if part in names and kind is not None}
+
+
+def options_of(call: str) -> list[str]:
+    """The names in the signature, and the fields of what holds several options."""
+    parts = parts_of(call)
     found = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name in PARTS:
-            found += [field.name for field in dataclasses.fields(PARTS[parameter.name])]
-        elif parameter.kind is not parameter.VAR_KEYWORD:
-            found.append(parameter.name)
-        elif name in PASSES_ON:
-            found += options_of(PASSES_ON[name])
-        else:
+    for parameter in parameters_of(call):
+        if parameter.name in parts:
+            found += [field.name for field in dataclasses.fields(parts[parameter.name])]
+        elif parameter.kind is parameter.VAR_KEYWORD:
             kind = str(parameter.annotation).removeprefix("Unpack[").removesuffix("]")
-            found += eval(kind, inspect.unwrap(function).__globals__).__annotations__
+            function = inspect.unwrap(getattr(hessinit, call.split(",")[0]))
+            found += eval(kind, function.__globals__).__annotations__
+        else:
+            found.append("model" if parameter.name == "problem" else parameter.name)
     known = list(dict.fromkeys(found))
-    return [option for option in known if (name, option) not in LEFT_OUT]
+    return [option for option in known if (call, option) not in LEFT_OUT]
 
 
-def run_verb(name: str, given: Given) -> Any:
-    """Call a function; what describes a problem or a fit is passed as one."""
-    function, given = getattr(hessinit, name), dict(given)
-    for part, kind in PARTS.items():
-        if part in inspect.signature(function).parameters:
-            names = [field.name for field in dataclasses.fields(kind) if field.name in given]
-            given[part] = kind(**{option: given.pop(option) for option in names})
-    return function(**given)
+def run_verb(call: str, given: Given) -> Any:
+    """Call a function; what describes a problem, a fit or settings is passed as one."""
+    given, parts = dict(given), parts_of(call)
+    for part, kind in parts.items():
+        names = [field.name for field in dataclasses.fields(kind) if field.name in given]
+        given[part] = kind(**{option: given.pop(option) for option in names})
+    if "problem" not in parts and "problem" in [parameter.name for parameter in parameters_of(call)]:
+        given["problem"] = given.pop("model")
+    return getattr(hessinit, call.split(",")[0])(**given)
 
 
-LEFT_OUT = [("sweep", "schemes"), ("sweep", "learning_rates")]
+LEFT_OUT = [("apply_scheme_, problem", "sample")]
 FUNCTIONS = [name for name in hessinit.__all__ if inspect.isfunction(getattr(hessinit, name))]
-CASES = [(call, option) for call in CALLS for option in options_of(call.split(",")[0])]
+CASES = [(call, option) for call in CALLS for option in options_of(call)]
 
 
 def examples(table: dict[str, list[Any]], call: str, option: str) -> list[Any] | None:
     """Those of this call, else of the function, of the one whose options it has, or of the option."""
     name = call.split(",")[0]
-    keys = [f"{one}.{option}" for one in (call, name, PASSES_ON.get(name))]
+    keys = [f"{one}.{option}" for one in (call, name, LIKE.get(name))]
     return next((table[key] for key in (*keys, option) if key in table), None)
 
 
 def arguments(call: str, option: str, example: Any, build: Callable[[], nn.Module]) -> Given:
     value = example() if getattr(example, "__name__", "") in ("<lambda>", "save_report") else example
     own = value if isinstance(value, dict) and option in value else {option: value}
-    names = options_of(call.split(",")[0])
+    names = options_of(call)
     given = {"model": build(), "build": build, **CALLS[call], **own}
     return {name: value for name, value in given.items() if name in names}
 
@@ -407,18 +422,15 @@ def test_what_is_right_works(call: str, option: str) -> None:
         ):
             warnings.simplefilter("ignore", hessinit.ConvergenceWarning)
             warnings.simplefilter("ignore", hessinit.EdgeOfStabilityWarning)
-            result = run_verb(call.split(",")[0], given)
+            result = run_verb(call, given)
         assert result is not None
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_an_unknown_option_is_refused_as_python_does(call: str) -> None:
-    name = call.split(",")[0]
-    left_out = [option for function, option in LEFT_OUT if function == name]
-    for option in ["unknown", *left_out]:
-        with pytest.raises(TypeError, match=f"'?{option}('|= is no option)") as refusal:
-            run_verb(name, {**arguments(call, "unknown", None, untouched), option: True})
-        assert not names_internals(str(refusal.value))
+    with pytest.raises(TypeError, match="'?unknown('|= is no option)") as refusal:
+        run_verb(call, {**arguments(call, "unknown", None, untouched), "unknown": True})
+    assert not names_internals(str(refusal.value))
 
 
 WAYS_OUT = re.compile(r"must|choose|pass|leave|give|build|scale|exchange|name|takes|are \d", re.IGNORECASE)
@@ -438,7 +450,7 @@ def test_what_is_wrong_is_refused_before_any_work(call: str, option: str) -> Non
     for example in [*(examples(WRONG, call, option) or ()), strange]:
         given = arguments(call, option, example, untouched)
         try:
-            run_verb(call.split(",")[0], given)
+            run_verb(call, given)
             message = "it was accepted"
         except hessinit.ProblemError as refusal:
             message = str(refusal)

@@ -149,7 +149,7 @@ def _split(
 
 
 def announced(show: OnProgress, model: Any) -> OnProgress:
-    """Return the progress of a measurement, which begins with the time that a long one will take."""
+    """Return the progress of a measurement; it begins with the time that a long one will take."""
     modules = model.modules() if hasattr(model, "modules") else ()
     shorter = "Fewer examples, --layers NAMES or a larger --tolerance make it shorter"
     if any("BatchNorm" in type(module).__name__ and module.training for module in modules):

@@ -288,6 +288,10 @@ class ModelState:
             parameter.grad = grad
             parameter.requires_grad_(requires_grad)
 
+    def leave_behind(self, weights: Sequence[Tensor] | None) -> None:
+        """Choose the weights that `untouched_model` leaves behind; None for those that it found."""
+        self.chosen = weights
+
     @contextlib.contextmanager
     def with_stand_ins(self, seed: int, weights: Sequence[Tensor] | None = None) -> Iterator[None]:
         """Start from this state, with other `weights` if they are given; all else is a copy until the exit.

@@ -50,7 +50,7 @@ class Descent:
         return 1 / (1 - self.momentum) if self.momentum else 1.0
 
     def best(self, norm: float) -> float:
-        """Return the rate at which neither the first nor the lasting step is longer than `1/norm`."""
+        """Return the rate at which no step, nor what lasts of it, is longer than `1/norm`."""
         first = 1 + self.momentum if self.nesterov else 1.0
         return 1 / (norm * max(self.lasting, first)) if norm else math.inf
 
@@ -178,7 +178,7 @@ class LearningRateAdvice(Result):
 
     @property
     def learns(self) -> bool:
-        """Whether the network learned in a trial; without trials, whether the gradient moves its weights."""
+        """Whether the network learned in a trial; without trials, whether its gradient is not 0."""
         return 0 < self.learning_rate < math.inf
 
 
@@ -191,7 +191,7 @@ def advise_descent(
     notes: tuple[str, ...],
     **facts: Any,
 ) -> LearningRateAdvice:
-    """Return the advice that follows from both ends of the network's spectrum; `facts` are other fields."""
+    """Return the advice that follows from both ends of the spectrum; `facts` are other fields."""
     say = presenter("advice")
     norm = descent.norm(top, bottom)
     why_best, why_stable = say.explain_descent(descent, norm.value)

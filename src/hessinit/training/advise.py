@@ -100,14 +100,14 @@ def advise(
         facts["notes"] += (*rule.notes, *uncounted, *limit.notes)
         for evaluation in evaluations:
             evaluation.forget()
-    tried = None
+    rates = None
     warmup = None
     if trial_steps:
         setup = TrainingSetup.of(problem, rules.optimizer_builder(rule, optimizer, problem.model))
         try:
             with prepare_trials(setup, measured.batches) as setting:
-                tried = rate_search.search_rate(setting, rule, limit.best, trial_steps)
-                if rule.lr is not None and rule.lr > tried.rate:
+                rates = rate_search.search_rate(setting, rule, limit.best, trial_steps)
+                if rule.lr is not None and rule.lr > rates.rate:
                     warmup = rate_search.try_warmup(setting, rule.lr)
         # What can be measured need not be trainable, as an RNN in eval mode.
         except Exception as failure:
@@ -117,8 +117,8 @@ def advise(
     with measured.settings():
         facts |= cost_of(measured, evaluations, started)
     advice = _advise_by_limit(rule, limit, facts)
-    if tried is not None:
-        advice = results.with_trials(advice, tried, warmup)
+    if rates is not None:
+        advice = results.with_trials(advice, rates, warmup)
     if not advice.converged:
         message = f"the curvature did not reach tolerance={tolerance:g}: {advice.norm.reason}."
         if strict:

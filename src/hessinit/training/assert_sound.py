@@ -187,14 +187,30 @@ def measure_and_judge(
     overruled = trial is not None and learns_much(trial, loss_range)
     report = _with_findings_for(rule, report, overruled=overruled)
     if stable > 0:  # where the norm is not finite, that is a finding of its own
-        found = report.findings or ()
-        way_out = _lower_rate(report, rule, stable)
-        if _is_above_limit(rule.lr, stable, times_stable, trial):
-            found = (*found, _above_limit(rule, stable, way_out))
-        elif trial is not None and _rises(trial, loss_range):
-            found = (*found, _risen(rule, trial, stable, way_out))
-        report = replace(report, findings=(*found, *_judge_smallness(report, rule, loss_range)))
+        findings = [
+            *_judge_height(report, rule, stable, times_stable, trial, loss_range),
+            *_judge_smallness(report, rule, loss_range),
+        ]
+        report = replace(report, findings=(*(report.findings or ()), *findings))
     return Judgement(report, advice, trial, norm)
+
+
+def _judge_height(
+    report: CurvatureReport,
+    rule: rules.OptimizerRule,
+    stable: float,
+    times_stable: float,
+    trial: Trial | None,
+    loss_range: LossRange,
+) -> list[Finding]:
+    """Find a rate that is too far above the limit, or at which the loss rises in the trial."""
+    assert rule.lr is not None
+    way_out = _lower_rate(report, rule, stable)
+    if _is_above_limit(rule.lr, stable, times_stable, trial):
+        return [_above_limit(rule, stable, way_out)]
+    if trial is not None and _rises(trial, loss_range):
+        return [_risen(rule, trial, stable, way_out)]
+    return []
 
 
 def _advise(

@@ -146,11 +146,6 @@ def initialize_(
     problem = as_problem(problem, loss, batch)
     check_progress(progress)
     validate.check_switches(dry_run=dry_run, overwrite=overwrite)
-    if not isinstance(fit, Fit):
-        raise ProblemError(
-            f"fit is a {type(fit).__name__}; it must be hessinit.Fit(...), such as "
-            "hessinit.Fit(scheme='he')."
-        )
     model = validate.unwrap(problem.model)
     validate.check_present(model)
     if data is not None and lr is None:
@@ -166,11 +161,11 @@ def initialize_(
     if data is not None:
         raced = read_race_data(data, factory.problem.batch, steps, problem.seed)
     targets = _find_writable(model, problem.layers, overwrite)
-    others: list[nn.Parameter] = []
+    biases: list[nn.Parameter] = []
     if problem.layers is None:
         parameters = model.parameters()
-        others = [weight for weight in parameters if weight.ndim < 2 and weight.requires_grad]
-    restore = weights.snapshot(targets, others)
+        biases = [weight for weight in parameters if weight.ndim < 2 and weight.requires_grad]
+    restore = weights.snapshot(targets, biases)
     fitted = FittedWeights(factory, targets, restore, optimizer, request.momentum)
     try:
         result = _find_weights_(fitted, request, raced, steps, progress)
@@ -194,8 +189,8 @@ def initialize_(
 def _with_batch_read(problem: Problem) -> Problem:
     """Return the problem with its batches in a list, as a loader may shuffle; refuse bad inputs."""
     batches = read_batches(problem.batch)
-    for place, read in batches:  # before a scheme meets them in some layer
-        validate.check_finite_inputs(read.inputs, place)
+    for name, read in batches:  # before a scheme meets them in some layer
+        validate.check_finite_inputs(read.inputs, name)
     pairs = [(read.inputs, read.targets) for _, read in batches]
     is_pair = len(batches) == 1 and not batches[0][0]
     return replace(problem, batch=pairs[0] if is_pair else pairs)
@@ -262,6 +257,11 @@ def _read_request(
     model: nn.Module,
 ) -> FitRequest:
     """Return what to fit to; the optimizer that a user's function builds tells its rule."""
+    if not isinstance(fit, Fit):
+        raise ProblemError(
+            f"fit is a {type(fit).__name__}; it must be hessinit.Fit(...), such as "
+            "hessinit.Fit(scheme='he')."
+        )
     if isinstance(optimizer, str):
         return FitRequest(lr, target, optimizer, fit)
     loop.check_optimizer(optimizer)
@@ -292,15 +292,15 @@ class _WeightsRace:
         return self.request.lr == "auto"
 
     def run_(self, progress: bool | OnProgress) -> Initialization:
-        """Train every candidate; write the initial weights of the winner and return their result."""
+        """Train every candidate; write the winner's initial weights and return their result."""
         candidates = [entry for rate in self._rates() for entry in self._candidates(rate)]
         self.fitted.restore()
         with report_progress(progress, "Racing") as report:
             trials = race_(self.fitted.setup, self.data, candidates, self.steps, report)
         if not trials[0].survived:
             fault = f"none of {len(trials)} candidates survived the race"
-            kept = self.fitted.old_weights_(self.first, self.request, fault)
-            return replace(kept, trials=tuple(trials))
+            old = self.fitted.old_weights_(self.first, self.request, fault)
+            return replace(old, trials=tuple(trials))
         if trials[0].outcome != LEARNED:
             return self.fitted.nothing_learned_(self.first, self.request, trials)
         if self.chooses_rate:
@@ -346,15 +346,15 @@ class _WeightsRace:
         """Write the best finalist that survives a trial above its rate; put its trial first."""
         write = {(entry.name, entry.lr): entry.write_ for entry in candidates}
         finalists = [trial for trial in trials if trial.survived and trial.steps == trials[0].steps]
-        for place, finalist in enumerate(finalists):
-            if place:
+        for passed, finalist in enumerate(finalists):
+            if passed:
                 self.fitted.restore()
                 write[finalist.name, finalist.lr]()
             if self.fitted.trial(finalist.lr).survived:
                 reason = f"blew up in a trial at {SURVIVAL.margin:g} times the rate"
-                passed = [replace(trial, reason=reason) for trial in finalists[:place]]
-                last = [trial for trial in trials if trial not in finalists[: place + 1]]
-                return [finalist, *passed, *last]
+                faster = [replace(trial, reason=reason) for trial in finalists[:passed]]
+                last = [trial for trial in trials if trial not in finalists[: passed + 1]]
+                return [finalist, *faster, *last]
         self.fitted.restore()
         write[finalists[0].name, finalists[0].lr]()
         return trials  # none does: the best one stays

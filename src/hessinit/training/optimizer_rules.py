@@ -314,12 +314,12 @@ def build_optimizer_rule(
             "{'momentum': 0.5}."
         )
     lr = check_rate(lr)
-    given = {name: value for name, value in (settings or {}).items() if value is not None}
+    chosen = {name: value for name, value in (settings or {}).items() if value is not None}
     if isinstance(optimizer, str):
-        return _rule_of_name(optimizer, lr, given)
-    if given:
+        return _rule_of_name(optimizer, lr, chosen)
+    if chosen:
         raise ProblemError(
-            f"{', '.join(given)} was given, and the optimizer has its own; leave it out, or pass a "
+            f"{', '.join(chosen)} was given, and the optimizer has its own; leave it out, or pass a "
             "name such as 'adam'."
         )
     inner = validate.unwrap(model)
@@ -333,9 +333,9 @@ def build_optimizer_rule(
 
 def _rule_of_name(optimizer: str, lr: float | None, settings: Mapping[str, Any]) -> OptimizerRule:
     is_descent = optimizer in DESCENTS
-    known = ("momentum", "weight_decay") if is_descent else ("betas", "eps", "weight_decay")
+    names = ("momentum", "weight_decay") if is_descent else ("betas", "eps", "weight_decay")
     for name, value in settings.items():
-        if name not in known:
+        if name not in names:
             raise ProblemError(
                 f"{name}={value!r} is no setting of optimizer={optimizer!r}; leave it out."
             )

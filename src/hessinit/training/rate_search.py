@@ -128,7 +128,7 @@ class RateSearch:
         return any(trial.outcome == LEARNED for trial in (*self.trials.values(), *longer))
 
     def interpolated(self, best: int) -> float:
-        """Return the rate at the minimum of a parabola through the best trial and its neighbours."""
+        """Return the rate at the minimum of a parabola through the best trial and the next ones."""
         middle = self._score(best)
         falls = [trial.losses[0] - trial.score for trial in self.trials.values() if trial.survived]
         most = middle + 2 * max(falls, default=0.0)

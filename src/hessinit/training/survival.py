@@ -226,15 +226,15 @@ def _search_rate_(
         request.optimizer, weights.factory.model, settings={"momentum": request.momentum or None}
     )
     with prepare_trials(weights.setup, weights.factory.problem.batches) as setting:
-        tried = search_rate(setting, rule, lr, LENGTHS.steps)
-    if math.isnan(tried.rate):
-        return weights.nothing_learned_(result, request, tried.trials)
-    learned = [trial for trial in tried.trials if trial.outcome == LEARNED]
+        rates = search_rate(setting, rule, lr, LENGTHS.steps)
+    if math.isnan(rates.rate):
+        return weights.nothing_learned_(result, request, rates.trials)
+    learned = [trial for trial in rates.trials if trial.outcome == LEARNED]
     return replace(
         result,
-        lr=tried.rate,
-        kappa=result.kappa and result.kappa * tried.rate / lr,
-        survival=min(learned, key=lambda trial: abs(math.log(trial.lr / tried.rate))),
+        lr=rates.rate,
+        kappa=result.kappa and result.kappa * rates.rate / lr,
+        survival=min(learned, key=lambda trial: abs(math.log(trial.lr / rates.rate))),
     )
 
 

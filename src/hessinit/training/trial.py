@@ -374,7 +374,7 @@ class TrialSetting:
 
 @contextlib.contextmanager
 def prepare_trials(setup: TrainingSetup, batches: Sequence[Batch]) -> Iterator[TrialSetting]:
-    """Prepare trials on halves of the batch; several, or one that cannot be cut, are taken whole."""
+    """Prepare trials on halves of the batch; several, or an indivisible one, are taken whole."""
     with torch.inference_mode(False), torch.enable_grad(), setup.untouched() as state:
         setting = TrialSetting(setup, state, batches)
         with contextlib.suppress(*BATCH_REFUSALS):
