@@ -268,9 +268,9 @@ def initialization_options(
     >>> model = nn.Linear(4, 3)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8)
     >>> initialization_options(optimizer, model, {"seed": 3})
-    {'optimizer': 'momentum', 'momentum': 0.8, 'lr': 0.1, 'seed': 3}
+    {'optimizer': 'momentum', 'lr': 0.1, 'momentum': 0.8, 'seed': 3}
     """
-    from hessinit.training.optimizer_rules import read_optimizer
+    from hessinit.training.optimizer_rules import name_rule, read_optimizer
 
     try:
         if optimizer is None:
@@ -288,12 +288,9 @@ def initialization_options(
         way_out = "pass the step yourself: initialize={'lr': 0.1, 'optimizer': 'sgd'}"
         raise ProblemError(f"{refusal} Or {way_out}.") from refusal
     read: dict[str, Any] = {} if "target" in given else {"lr": lr}
-    if hasattr(rule, "decoupled"):
-        return {"optimizer": "adamw" if rule.decoupled else "adam", **read, **given}
-    if not rule.momentum:
-        return {"optimizer": "sgd", **read, **given}
-    kind = "nesterov" if rule.nesterov else "momentum"
-    return {"optimizer": kind, "momentum": rule.momentum, **read, **given}
+    if momentum := getattr(rule, "momentum", 0.0):
+        read["momentum"] = momentum
+    return {"optimizer": name_rule(rule), **read, **given}
 
 
 def is_first_rank() -> bool:

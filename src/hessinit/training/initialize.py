@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from hessinit.curvature.cost import in_gradients, timed_gradient
-from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, scales, weights
 from hessinit.init.options import Fit, FitRequest
@@ -27,11 +26,12 @@ from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
 from hessinit.progress import OnProgress, check_progress, report_progress
+from hessinit.results.advice import Descent
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import LEARNED, Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training import loop
-from hessinit.training.optimizer_rules import read_optimizer
+from hessinit.training.optimizer_rules import name_rule, read_optimizer
 from hessinit.training.race import Candidate, RaceData, race_, read_race_data
 from hessinit.training.survival import SURVIVAL, FittedWeights, has_branches, survive_
 
@@ -267,12 +267,9 @@ def _read_request(
     loop.check_optimizer(optimizer)
     built = loop.make_optimizer(optimizer, model, 0.1)
     rule = read_optimizer(built, model, validate.find_layers(model), in_training=True).rule
-    if isinstance(rule, AdamRule):
-        return FitRequest(lr, target, "adamw" if rule.decoupled else "adam", fit)
-    if rule is None or not rule.momentum:
-        return FitRequest(lr, target, "sgd", fit)  # an unknown rule counts as gradient descent
-    name = "nesterov" if rule.nesterov else "momentum"
-    return FitRequest(lr, target, name, replace(fit, momentum=rule.momentum))
+    if isinstance(rule, Descent) and rule.momentum:
+        fit = replace(fit, momentum=rule.momentum)
+    return FitRequest(lr, target, name_rule(rule), fit)
 
 
 @dataclass

@@ -58,6 +58,15 @@ def read_lanczos_settings(
     )
 
 
+def name_rule(rule: Rule | None) -> str:
+    """Return the name of a rule, such as "momentum"; an unknown rule counts as gradient descent."""
+    if isinstance(rule, AdamRule):
+        return "adamw" if rule.decoupled else "adam"
+    if rule is None or not rule.momentum:
+        return "sgd"
+    return "nesterov" if rule.nesterov else "momentum"
+
+
 @dataclass(frozen=True)
 class OptimizerRule:
     """How an optimizer updates the measured weights; `rule` is None where that is not known.
@@ -319,8 +328,8 @@ def build_optimizer_rule(
         return _rule_of_name(optimizer, lr, chosen)
     if chosen:
         raise ProblemError(
-            f"{', '.join(chosen)} was given, and the optimizer has its own; leave it out, or pass a "
-            "name such as 'adam'."
+            f"{', '.join(chosen)} was given, and the optimizer has its own; leave it out, or pass "
+            "a name such as 'adam'."
         )
     inner = validate.unwrap(model)
     has_rate = True
