@@ -288,8 +288,8 @@ class ModelState:
             parameter.grad = grad
             parameter.requires_grad_(requires_grad)
 
-    def leave_behind(self, weights: Sequence[Tensor] | None) -> None:
-        """Choose the weights that `untouched_model` leaves behind; None for those that it found."""
+    def choose(self, weights: Sequence[Tensor] | None) -> None:
+        """Let `untouched_model` leave these weights behind in place of the old ones."""
         self.chosen = weights
 
     @contextlib.contextmanager

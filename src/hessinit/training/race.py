@@ -119,7 +119,7 @@ def race_(
         finalists = race.longer(race.knock_out([run for run in runners if run.survived]))
         finalists = finalists or race.second_chance(runners)
         if finalists:
-            state.leave_behind(finalists[0].initial)
+            state.choose(finalists[0].initial)
         ranking = [*finalists, *sorted(runners, key=_Runner.order)]
         return [runner.trial() for runner in dict.fromkeys(ranking)]
 
