@@ -4,8 +4,8 @@
     python benchmarks/arena/trial_and_race.py build/trials.jsonl --show                 the two tables
 
 Every candidate is trained to the end, so that any race between them can be played from the curves. The fitted
-weights are also tried by `try_weights` at several times the rate, whatever came of it, so that any rule of the
-trial can be played, too.
+weights are also tried by `try_weights` at several times the rate, whatever came of it, so that any rule of
+the trial can be played, too.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from arena.records import read_lines  # noqa: E402
 from arena.schemes import read_other  # noqa: E402
 from arena.tasks import BY_NAME  # noqa: E402
 from arena.training import _load  # noqa: E402
-from hessinit.results.comparison import window  # noqa: E402
 from hessinit.problem.problem import Problem  # noqa: E402
+from hessinit.results.comparison import window  # noqa: E402
 from hessinit.training import initialize, loop  # noqa: E402
 from hessinit.training.data import copy_to, derive, reproducible, seed_everything  # noqa: E402
 from hessinit.training.survival import SURVIVAL  # noqa: E402

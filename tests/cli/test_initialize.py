@@ -26,7 +26,9 @@ def test_json_is_exactly_what_the_library_does(run, net):
     )
     result = run("initialize", "net.py:problem", "--json", "--no-race", *options.split())
     assert (result.exit_code, result.stderr) == (0, NOTHING), result.output
-    expected = initialize_(hessinit.Problem(*net.problem(), seed=3), lr=0.1, optimizer="momentum", fit=hessinit.Fit(scheme="he", momentum=0.5, scaling="last", tolerance=0.01))  # fmt: skip
+    problem = hessinit.Problem(*net.problem(), seed=3)
+    fit = hessinit.Fit(scheme="he", momentum=0.5, scaling="last", tolerance=0.01)
+    expected = initialize_(problem, lr=0.1, optimizer="momentum", fit=fit)
     assert without_seconds(json.loads(result.stdout)) == without_seconds(expected.to_dict())
 
 

@@ -322,10 +322,10 @@ def test_noise_at_the_loss_of_a_constant_output_wins_nothing(different: int) -> 
     inputs, targets = torch.randn(72, 4, generator=data), torch.arange(72) % 2
     batches = [(inputs[at::9], targets[at::9]) for at in range(different)]
     tries = [Candidate(str(lr), lr, lambda: None) for lr in (1e-4, 3e-4, 1e-3)]
+    setup = setup_of(model, nn.CrossEntropyLoss(), loss_range=LossRange(constant=math.log(2), free=0.0))
     orders = [
-        race_(setup_of(model, nn.CrossEntropyLoss(), loss_range=LossRange(constant=math.log(2), free=0.0)), read_race_data(one, None, 12), tries, steps=12)
-        for one in (batches, batches[::-1])
-    ]  # fmt: skip
+        race_(setup, read_race_data(order, None, 12), tries, steps=12) for order in (batches, batches[::-1])
+    ]
     for trials in orders:
         assert [trial.outcome for trial in trials] == ["did not learn"] * 3
         assert [trial.name for trial in trials] == ["0.0001", "0.0003", "0.001"]

@@ -254,7 +254,7 @@ def _try_rate(
     build = rules.optimizer_builder(rule, optimizer, unwrap(problem.model))
     setup = TrainingSetup.of(problem, build)
     with contextlib.suppress(RuntimeError), prepare_trials(setup, problem.batches) as setting:
-        return setting.train(rule.lr, patient=True), setting.loss_range
+        return setting.train(rule.lr, patient=True), setting.setup.loss_range
     return None, UNKNOWN
 
 

@@ -200,7 +200,7 @@ def _find_writable(
     model: nn.Module, patterns: Iterable[str] | None, overwrite: bool
 ) -> list[weights.Target]:
     """Return the weights to draw; raise ProblemError if there are none, or if they were trained."""
-    targets = weights.find_targets(model, None if patterns is None else list(patterns))
+    targets = weights.find_targets(model, patterns)
     writable = [target for target in targets if not target.reason_unchanged]
     if not writable:
         reasons = [f"{target.name}: {target.reason_unchanged}" for target in targets[:3]]

@@ -48,7 +48,8 @@ def search_rate(
     """
     # A step that is lost in the rounding of the weights has no length.
     moved = setting.first_move(best if 0 < best < math.inf else 1.0)
-    search = RateSearch(setting, _starting_rate(optimizer, best, moved), steps)
+    reach = _part_of_length(optimizer) / moved if 0 < moved < math.inf else 0.0
+    search = RateSearch(setting, _starting_rate(optimizer, best, reach), steps)
     chosen = search.run()
     trials = tuple(search.trials[power] for power in sorted(search.trials))
     if search.longer is not None:
@@ -56,7 +57,6 @@ def search_rate(
     if not search.learned:
         return TriedRates(trials=trials)
     favoured = search.interpolated(chosen)
-    reach = part_of_length(optimizer) / moved if 0 < moved < math.inf else 0.0
     times = min(max((reach / favoured) ** (1 / 3), SEARCH.least_times), SEARCH.most_times)
     survivors = [trial.lr for trial in trials if trial.survived]
     rate = min(max(times * favoured, min(survivors)), max(survivors))
@@ -111,7 +111,7 @@ class RateSearch:
         dead network may end just below its first loss.
         """
         pair = [self._trial(power), self._trial(power - 1)]
-        gain = self.setting.loss_range.gain(pair[0].losses[0])
+        gain = self.setting.setup.loss_range.gain(pair[0].losses[0])
         if all(self._stands_still(trial, gain) for trial in pair):
             return True
         falls = self._falls(power) and self._falls(power - 1)
@@ -124,8 +124,8 @@ class RateSearch:
     @property
     def learned(self) -> bool:
         """Whether the network learned in any trial."""
-        longer = [self.longer] if self.longer else []
-        return any(trial.outcome == LEARNED for trial in (*self.trials.values(), *longer))
+        trials = (*self.trials.values(), self.longer)
+        return any(trial is not None and trial.outcome == LEARNED for trial in trials)
 
     def interpolated(self, best: int) -> float:
         """Return the rate at the minimum of a parabola through the best trial and the next ones."""
@@ -157,19 +157,19 @@ class RateSearch:
         return self._score(power) < self._score(other)
 
 
-def _starting_rate(optimizer: OptimizerRule, best: float, moved: float) -> float:
+def _starting_rate(optimizer: OptimizerRule, best: float, reach: float) -> float:
     """Return where the trials begin: near the rate that they favour as a rule.
 
-    `best` is the rate of the largest guaranteed decrease. Where the curvature sets none, the first
-    step is a fixed part of the length of the weights; `moved` is that part per unit of rate.
+    `best` is the rate of the largest guaranteed decrease. Where the curvature sets none, it is
+    `reach`, at which the first step is a fixed part of the length of the weights.
     """
-    if 0 < best < math.inf:
-        is_plain = isinstance(optimizer.rule, Descent) and not optimizer.rule.momentum
-        return best if is_plain else 2 * best
-    return part_of_length(optimizer) / moved if 0 < moved < math.inf else SEARCH.fallback
+    if not 0 < best < math.inf:
+        return reach or SEARCH.fallback
+    is_plain = isinstance(optimizer.rule, Descent) and not optimizer.rule.momentum
+    return best if is_plain else 2 * best
 
 
-def part_of_length(optimizer: OptimizerRule) -> float:
+def _part_of_length(optimizer: OptimizerRule) -> float:
     """Return the length of a good first step, as a part of the length of the weights."""
     if not isinstance(optimizer.rule, Descent):
         return SEARCH.part_adam

@@ -324,11 +324,6 @@ class TrialSetting:
     order: Tensor | None = None
     first_loss: float = math.nan  # of the first batch before any step, nan if not known
 
-    @property
-    def loss_range(self) -> LossRange:
-        """What the loss can be."""
-        return self.setup.loss_range
-
     def train(
         self, lr: float, *, steps: int = LENGTHS.steps, warmup: int = 0, patient: bool = False
     ) -> Trial:
@@ -340,7 +335,7 @@ class TrialSetting:
 
         def is_lost() -> bool:
             losses = training.losses
-            return bool(losses) and not patient and is_far_above(losses, self.loss_range)
+            return bool(losses) and not patient and is_far_above(losses, self.setup.loss_range)
 
         batches = itertools.takewhile(lambda _: not is_lost(), self.pieces())
         training.train(
@@ -382,7 +377,8 @@ def prepare_trials(setup: TrainingSetup, batches: Sequence[Batch]) -> Iterator[T
         if len(batches) == 1 and batches[0].size >= FEWEST_TO_HALVE:
             with contextlib.suppress(*BATCH_REFUSALS):
                 halved = replace(setting, order=order_by_content(batches[0], setup.seed))
-                setting = halved if _accepts_half(halved) else setting
+                if _accepts_half(halved):
+                    setting = halved
         yield setting
 
 
