@@ -114,8 +114,9 @@ def race_(
     its weights, buffers and optimizer. `progress` is called after each step.
     """
     with setup.untouched() as state:
+        runners = [_start(setup, state, candidate) for candidate in candidates]
+        # Its clock starts here: to fit the candidates may take longer than their steps.
         race = _Race(setup, state, data, steps, StepCounter("steps", progress))
-        runners = [race.start(candidate) for candidate in candidates]
         finalists = race.longer(race.knock_out([run for run in runners if run.survived]))
         finalists = finalists or race.second_chance(runners)
         if finalists:
@@ -135,6 +136,20 @@ class _Runner(ShortTraining):
         return -len(self.losses), self.score if self.survived else math.inf
 
 
+def _start(setup: TrainingSetup, state: ModelState, candidate: Candidate) -> _Runner:
+    """Write the candidate's weights and remember them."""
+    runner = _Runner(setup, state, candidate.lr, candidate.name, handicap=candidate.handicap)
+    with state.with_stand_ins(setup.seed):
+        seed_everything(setup.seed, "weights")
+        try:
+            candidate.write_()
+        except ProblemError as failure:
+            runner.leave(f"failed: {failure}", survived=False)
+            return runner
+        weights = [weight.detach().clone() for weight in setup.model.parameters()]
+    return replace(runner, initial=weights)
+
+
 @dataclass
 class _Race:
     """Trains one candidate after another on the same model; those that wait keep their state."""
@@ -148,22 +163,6 @@ class _Race:
 
     def __post_init__(self) -> None:
         self._ends = sorted({math.ceil(self.steps * part / 3) for part in (1, 2, 3)})
-
-    def start(self, candidate: Candidate) -> _Runner:
-        """Write the candidate's weights and remember them."""
-        runner = _Runner(
-            self.setup, self.state, candidate.lr, candidate.name, handicap=candidate.handicap
-        )
-        with self.state.with_stand_ins(self.setup.seed):
-            seed_everything(self.setup.seed, "weights")
-            try:
-                candidate.write_()
-            except ProblemError as failure:
-                runner.leave(f"failed: {failure}", survived=False)
-            else:
-                weights = self.setup.model.parameters()
-                runner = replace(runner, initial=[weight.detach().clone() for weight in weights])
-        return runner
 
     def knock_out(self, runners: list[_Runner]) -> list[_Runner]:
         """Train the better half on, round by round; returns the finalists, the best one first."""
