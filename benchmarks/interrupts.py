@@ -115,13 +115,15 @@ def track(model: nn.Module) -> Any:
 
 def sound(model: nn.Module) -> Any:
     try:
-        return hessinit.assert_sound(model, LOSS, BATCH, lr=1e-3, optimizer="adamw", **OPTIONS)
+        return hessinit.assert_sound(model, LOSS, BATCH, lr=1e-3, optimizer="adamw")
     except AssertionError as verdict:
         return verdict
 
 
 def undo(model: nn.Module) -> Any:
-    done = hessinit.initialize_(model, LOSS, BATCH, lr=0.1, scaling="all", max_measurements=1)
+    done = hessinit.initialize_(
+        model, LOSS, BATCH, lr=0.1, fit=hessinit.Fit(scaling="all", max_measurements=1)
+    )
     done.undo()
     return done
 
@@ -146,7 +148,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "initialize_ dry_run": lambda model: hessinit.initialize_(model, LOSS, BATCH, lr=0.1, dry_run=True),
     "initialize_ auto": lambda model: hessinit.initialize_(model, LOSS, BATCH, lr="auto", optimizer="adamw"),
     "initialize_ race": lambda model: hessinit.initialize_(
-        model, LOSS, BATCH, lr=0.1, data=LOADER, trial_steps=6, progress=False
+        model, LOSS, BATCH, lr=0.1, data=LOADER, progress=False, fit=hessinit.Fit(trial_steps=6)
     ),
     "initialize_ undo": undo,
     "apply_scheme_": lambda model: hessinit.apply_scheme_(model, "he", sample=BATCH[0]),

@@ -178,12 +178,7 @@ def test_adapters_say_that_the_model_was_trained() -> None:
     problem = hessinit.logits_problem(adapted, Sentences().batch(), task="causal-lm")
     with pytest.raises(hessinit.ProblemError, match="holds adapters of peft, so it was trained before"):
         call(
-            hessinit.initialize_,
-            problem.model,
-            problem.loss,
-            problem.batch,
-            lr=0.1,
-            forward=problem.forward,
+            hessinit.initialize_, problem.model, problem.loss, problem.batch, lr=0.1, forward=problem.forward
         )
 
 
@@ -196,7 +191,12 @@ def test_position_tables_that_transformers_freezes_are_no_trained_weights(kind: 
     assert all("pos" in name for name in frozen)
     kept = [model.get_parameter(name).clone() for name in frozen]
     before = copy.deepcopy(model)
-    hessinit.initialize_(model, loss, batch, lr=1e-3, optimizer="adamw", forward=forward, report=False)
+    hessinit.initialize_(
+        hessinit.Problem(model, loss, batch, forward=forward),
+        lr=1e-3,
+        optimizer="adamw",
+        fit=hessinit.Fit(report=False),
+    )
     assert not same_weights(before, model)
     assert all(torch.equal(model.get_parameter(name), one) for name, one in zip(frozen, kept, strict=True))
 

@@ -134,13 +134,13 @@ def work_on_the_first() -> Callable[[], None]:
             with torch.no_grad():  # other weights on the others, which get those of rank 0
                 model[0].weight += rank
             old = [one.detach().clone() for one in model.parameters()]
-            truth = hessinit.initialize_(alone, loss, batch, distributed="each", **given)
+            truth = call(hessinit.initialize_, alone, loss, batch, distributed="each", **given)
             own = batch if mode == "layers" else share(batch, rank, ranks)
             ddp = nn.parallel.DistributedDataParallel(model)
             with torch.no_grad():
                 for one, value in zip(model.parameters(), old, strict=True):
                     one.copy_(value)
-            found = hessinit.initialize_(ddp, loss, own, distributed=mode, **given)
+            found = call(hessinit.initialize_, ddp, loss, own, distributed=mode, **given)
             timed = {"seconds": 0, "gradients": 0}
             assert found.to_dict() | timed == truth.to_dict() | timed or (
                 abs(found.after.network.norm / truth.after.network.norm - 1) < 1e-4

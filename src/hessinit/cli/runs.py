@@ -352,21 +352,13 @@ def _fit(run: _Training, lr: float, overwrite: bool) -> hessinit.Initialization:
 
     So the table begins with the ‖H‖ that was met.
     """
-    problem = run.problem
-    batches = run.data.tracked_batches(TRACKED, problem.seed)
+    batches = run.data.tracked_batches(TRACKED, run.problem.seed)
     pairs = [(batch.inputs, batch.targets) for batch in batches]
     return hessinit.initialize_(
-        problem.model,
-        problem.loss,
-        pairs[0] if len(pairs) == 1 else pairs,
+        replace(run.problem, batch=pairs[0] if len(pairs) == 1 else pairs),
         lr=lr,
         optimizer=run.optimizer,
-        layers=problem.layers,
-        curvature=run.curvature,
-        forward=problem.forward,
-        reduction=problem.reduction,
-        check=problem.check,
-        seed=problem.seed,
+        fit=hessinit.Fit(curvature=run.curvature),
         overwrite=overwrite,
     )
 

@@ -21,7 +21,7 @@ import torch.distributed
 from torch import nn
 
 import hessinit
-from hessinit.errors import ProblemError, check_names
+from hessinit.errors import ProblemError, check_names, options_of
 from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.ranks import Ranks, is_one_of_several, share_weights
 from hessinit.problem.validate import check_present, find_layers, unwrap
@@ -175,8 +175,14 @@ class TrackedRun:
         self, model: nn.Module, loss: Loss, batch: Any, forward: Forward | None, optimizer: Any
     ) -> hessinit.Initialization:
         options = initialization_options(optimizer, unwrap(model), self._initialize or {})
+        describing = {"forward": forward, **options_of(hessinit.Problem, options)}
+        fit = options_of(hessinit.Fit, options)
+        known = {*describing, *fit, "distributed"}
         return hessinit.initialize_(
-            model, loss, batch, **{"forward": forward, **options, "distributed": "each"}
+            hessinit.Problem(model, loss, batch, **describing),
+            fit=hessinit.Fit(**fit),
+            distributed="each",
+            **{name: value for name, value in options.items() if name not in known},
         )
 
     def _track(
@@ -266,9 +272,9 @@ def initialization_options(
     >>> model = nn.Linear(4, 3)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8)
     >>> initialization_options(optimizer, model, {"seed": 3})
-    {'optimizer': 'momentum', 'momentum': 0.8, 'lr': 0.1, 'seed': 3}
+    {'optimizer': 'momentum', 'lr': 0.1, 'momentum': 0.8, 'seed': 3}
     """
-    from hessinit.training.optimizer_rules import read_optimizer
+    from hessinit.training.optimizer_rules import name_rule, read_optimizer
 
     try:
         if optimizer is None:
@@ -286,12 +292,9 @@ def initialization_options(
         way_out = "pass the step yourself: initialize={'lr': 0.1, 'optimizer': 'sgd'}"
         raise ProblemError(f"{refusal} Or {way_out}.") from refusal
     read: dict[str, Any] = {} if "target" in given else {"lr": lr}
-    if hasattr(rule, "decoupled"):
-        return {"optimizer": "adamw" if rule.decoupled else "adam", **read, **given}
-    if not rule.momentum:
-        return {"optimizer": "sgd", **read, **given}
-    kind = "nesterov" if rule.nesterov else "momentum"
-    return {"optimizer": kind, "momentum": rule.momentum, **read, **given}
+    if momentum := getattr(rule, "momentum", 0.0):
+        read["momentum"] = momentum
+    return {"optimizer": name_rule(rule), **read, **given}
 
 
 def is_first_rank() -> bool:

@@ -71,30 +71,18 @@ class Initializer:
             from hessinit.training.initialize import initialize_  # the other schemes do not need it
 
             result = initialize_(
-                problem.model,
-                problem.loss,
-                problem.batch,
-                lr=lr,
-                optimizer=optimizer,
-                forward=problem.forward,
-                dropout=problem.dropout,
-                reduction=problem.reduction,
-                check=problem.check,
-                seed=problem.seed,
-                overwrite=True,
-                distributed="each",
+                problem, lr=lr, optimizer=optimizer, overwrite=True, distributed="each"
             )
             return "" if result.converged else str(result.reason)
         if callable(self.scheme):
             self.scheme(problem.model, problem.loss, problem.batch, lr, problem.seed)
         elif self.scheme != DEFAULT:
-            source = generator(seed, "start")
             draw_scheme_(
                 problem.model,
                 Scheme(self.scheme),
                 problem.batch[0],
                 problem.forward,
-                generator=source,
+                generator=generator(seed, "start"),
             )
         return ""
 
