@@ -468,7 +468,7 @@ def reproduce(
         stdout_for_results(),
     ):
         import_torch()
-        from hessinit.paper import reproduce as verb
+        from hessinit_paper import reproduce as verb
 
         records = verb(
             *names,

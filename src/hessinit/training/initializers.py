@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError, choose, list_of
-from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, apply_scheme_
+from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, Scheme, draw_scheme_
 from hessinit.init.weights import find_targets
 from hessinit.problem.problem import Problem
 from hessinit.training.data import generator, seed_everything
@@ -88,13 +88,12 @@ class Initializer:
         if callable(self.scheme):
             self.scheme(problem.model, problem.loss, problem.batch, lr, problem.seed)
         elif self.scheme != DEFAULT:
-            apply_scheme_(
+            draw_scheme_(
                 problem.model,
-                self.scheme,
-                sample=problem.batch[0],
-                forward=problem.forward,
+                Scheme(self.scheme),
+                problem.batch[0],
+                problem.forward,
                 generator=generator(seed, "start"),
-                distributed="each",
             )
         return ""
 
