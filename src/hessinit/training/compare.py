@@ -32,7 +32,7 @@ from hessinit.training.initializers import (
     describe,
     read_schemes,
 )
-from hessinit.training.job_folder import JobFolder
+from hessinit.training.job_folder import JobFolder, check_folder
 from hessinit.training.trainer import Build, FirstModel, Trainer
 from hessinit.training.workers import Job, check_workers, count_cores
 
@@ -196,6 +196,7 @@ def compare(
             "every run, such as lambda: Net()."
         )
     loss, data, options = _read_problem(loss, data)
+    check_folder(folder)
     loop.check_optimizer(optimizer)
     started = time.perf_counter()
     batch_size = validate.check_whole("batch_size", batch_size, at_least=1)

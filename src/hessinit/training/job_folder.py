@@ -22,6 +22,14 @@ SCHEMA = 1
 RECORD = "experiment.json"
 
 
+def check_folder(folder: Any) -> None:
+    """Refuse what is neither a path nor None."""
+    if folder is not None and (not isinstance(folder, (str, os.PathLike)) or not str(folder)):
+        raise ProblemError(
+            f"folder={folder!r} must be the path of a folder, or None to keep nothing."
+        )
+
+
 class JobFolder:
     """Does jobs in worker processes or on an executor, and keeps their results in a folder.
 
@@ -44,10 +52,7 @@ class JobFolder:
         executor: Executor | None = None,
         progress: bool | OnProgress = True,
     ) -> None:
-        if folder is not None and (not isinstance(folder, (str, os.PathLike)) or not str(folder)):
-            raise ProblemError(
-                f"folder={folder!r} must be the path of a folder, or None to keep nothing."
-            )
+        check_folder(folder)
         check_workers(workers, executor)
         check_progress(progress)
         self.folder = None if folder is None else Path(folder)
