@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dense import dense_curvature, ends, layer_parameters
 from hessinit import Fit
 from hessinit.errors import ConvergenceWarning
-from hessinit.init import symmetric_fit
+from hessinit.init import symmetries
 from hessinit.init.fit import fit_weights_
 from hessinit.init.options import KAPPA, FitRequest
 from hessinit.init.scales import ProblemFactory
@@ -140,8 +140,8 @@ def test_drawn_weights_compute_the_same_at_every_rate(name: str) -> None:
 
 def test_several_fits_measure_the_drawn_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the dense truth after each fit; the second one looks at the scaled weights only."""
-    model, evaluate, looks = mlp(nn.LayerNorm), symmetric_fit.evaluate, []
-    monkeypatch.setattr(symmetric_fit, "evaluate", lambda problem: looks.append(problem) or evaluate(problem))
+    model, evaluate, looks = mlp(nn.LayerNorm), symmetries.evaluate, []
+    monkeypatch.setattr(symmetries, "evaluate", lambda problem: looks.append(problem) or evaluate(problem))
     targets = find_targets(model, None)
     restore = snapshot(targets, list(model.parameters()))
     factory = ProblemFactory(Problem(model, LOSS, BATCH), "gauss-newton")

@@ -21,8 +21,16 @@ from torch import Tensor, nn
 from hessinit.errors import ProblemError, check_positive, choose, did_you_mean
 from hessinit.init import draws, mean_field
 from hessinit.init.trace import Context, WeightUse
-from hessinit.init.weight_uses import Fans, TracedWeights, fans_of, find_weight_uses, widths_change
-from hessinit.init.weights import Target, find_targets, snapshot
+from hessinit.init.weights import (
+    Fans,
+    Target,
+    TracedWeights,
+    fans_of,
+    find_targets,
+    find_weight_uses,
+    snapshot,
+    widths_change,
+)
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Forward, Problem
 from hessinit.problem.ranks import check_each

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hessinit.errors import ProblemError, choose
-from hessinit.init.model_call import prepare_sample, preserved, run
+from hessinit.init.recorder import prepare_sample, preserved, run
 from hessinit.init.trace import WeightUse
-from hessinit.init.weight_uses import block_views
-from hessinit.init.weights import Target
+from hessinit.init.weights import Target, block_views
 from hessinit.problem.batches import tensors_in
 from hessinit.problem.operations import name_of, operation_named
 from hessinit.problem.problem import Forward

@@ -24,10 +24,9 @@ from hessinit.init.options import (
     NetworkTraits,
 )
 from hessinit.init.scales import ProblemFactory, ScaledModel, ScalingPath, ScalingPaths
-from hessinit.init.symmetric_fit import SymmetryScaler
+from hessinit.init.symmetries import SymmetryScaler
 from hessinit.init.trace import WeightUse, parametrized_name
-from hessinit.init.weight_uses import TracedWeights, find_weight_uses
-from hessinit.init.weights import Target
+from hessinit.init.weights import Target, TracedWeights, find_weight_uses
 from hessinit.problem.validate import layer_name
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry

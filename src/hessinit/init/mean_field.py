@@ -30,9 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.init.context import moment_of
-from hessinit.init.trace import WeightUse
-from hessinit.init.weight_uses import fans_of
+from hessinit.init.trace import WeightUse, moment_of
+from hessinit.init.weights import fans_of
 
 Function = Callable[[Tensor], Tensor]
 
