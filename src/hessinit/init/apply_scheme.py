@@ -328,19 +328,25 @@ def _draft_all(
         uses = uses_by_key.get(target.key, [])
         reason = _reason_unchanged(target, uses, traced)
         if reason:
-            shape = tuple(target.stored[0].shape)
             unchanged = PlannedWeight(
-                name=target.name, aliases=target.aliases, shape=shape, unchanged=reason
+                name=target.name,
+                aliases=target.aliases,
+                shape=tuple(target.stored[0].shape),
+                unchanged=reason,
             )
             drafts.append(draws.Draft(target, unchanged))
             continue
-        candidates = []
-        for use in uses:
-            correction = corrections.get(use.order, 1.0)
-            branch = divisor if use.closes_residual else 1.0
-            use = _as_stored(use, target)
-            user_gain = gains.get(target.key)
-            candidates.append(_draft(target, use, scheme, user_gain, correction, branch))
+        candidates = [
+            _draft(
+                target,
+                _as_stored(use, target),
+                scheme,
+                user_gain=gains.get(target.key),
+                correction=corrections.get(use.order, 1.0),
+                branch=divisor if use.closes_residual else 1.0,
+            )
+            for use in uses
+        ]
         # A weight with several uses must suit the one that would explode first.
         drafts.append(min(candidates, key=lambda draft: max(draft.planned.std, default=draft.gain)))
     orders = {key: uses[0].order for key, uses in uses_by_key.items()}
@@ -360,8 +366,7 @@ def _reason_unchanged(target: Target, uses: Sequence[WeightUse], traced: TracedW
 def _variance_corrections(uses: Sequence[WeightUse], scheme: Scheme) -> dict[int, float]:
     # A rule by norms lets the size of units change with the widths, which the correction does not
     # know.
-    by_units = scheme.name in _UNIT_RULES
-    if by_units or (scheme.name == "forward" and not widths_change(uses)):
+    if scheme.name in _UNIT_RULES or (scheme.name == "forward" and not widths_change(uses)):
         return mean_field.variance_corrections(uses)
     return {}
 

@@ -66,8 +66,10 @@ def fit_weights_(
     fit = request.fit
     every_layer = fit.rule == "layers" or fit.report is True
     # Every fit of a call starts from the same weights.
-    key = ("before", every_layer, request.reports)
-    before = factory.once(key, lambda: _measure_old(factory, targets, every_layer, request))
+    before = factory.values.once(
+        ("before", every_layer, request.reports),
+        lambda: _measure_old(factory, targets, every_layer, request),
+    )
     traced, trace_note = _find_uses(factory, fit.scheme)
     plan = _draw_scheme_(factory, targets, traced, request)
     model = ScaledModel(factory, targets, request.norm_tolerance)
@@ -92,9 +94,8 @@ def fit_weights_(
         restore()
         after = before
         factors = dict.fromkeys(factors, 1.0)
-        reasons = [solution.reason, f"{reason}, so the old weights were put back"]
-        reason = "; ".join(filter(None, reasons))
-        solution = replace(solution, reason=reason, symmetries=(), met="")
+        reasons = filter(None, [solution.reason, f"{reason}, so the old weights were put back"])
+        solution = replace(solution, reason="; ".join(reasons), symmetries=(), met="")
     converged, reason = _judge_fit(after.report, solution, request)
     return Initialization(
         before=before.report,
@@ -124,6 +125,7 @@ def _measure_old(
     """The state of the old weights; errors that new weights do not cure come again later."""
     sizes = _root_mean_squares(targets)
     model = ScaledModel(factory, [], 0.1)
+    note = "before: the old weights, or the network's output with them, are not finite."
     try:
         output = model.output()
         if output.is_finite:
@@ -132,8 +134,7 @@ def _measure_old(
     except DerivativeError:
         raise
     except ProblemError as failure:
-        return _WeightState(None, math.nan, sizes, f"before: {failure}")
-    note = "before: the old weights, or the network's output with them, are not finite."
+        note = f"before: {failure}"
     return _WeightState(None, math.nan, sizes, note)
 
 
@@ -158,9 +159,9 @@ def _draw_scheme_(
     fit = request.fit
     if fit.scheme == "keep":
         if fit.biases == "zero":
-            with torch.no_grad():
-                for bias in (bias for target in targets for bias in target.biases().values()):
-                    bias.zero_()
+            for target in targets:
+                for bias in target.biases().values():
+                    bias.detach().zero_()
         return None
     residual = fit.residual
     if residual == "auto":
@@ -210,8 +211,11 @@ def _embedding_logs(
 
 
 def _note_fixed_statistics(model: nn.Module) -> Iterator[str]:
-    norms = [pair for pair in model.named_modules() if isinstance(pair[1], _BatchNorm)]
-    fixed = [name for name, norm in norms if not norm.training and norm.running_mean is not None]
+    fixed = [
+        name
+        for name, norm in model.named_modules()
+        if isinstance(norm, _BatchNorm) and not norm.training and norm.running_mean is not None
+    ]
     if fixed:
         suffix = f" and {len(fixed) - 1} more" if fixed[1:] else ""
         yield (
@@ -256,11 +260,11 @@ class _Fitting:
             return self._solve_layers_()
         if self.request.fits_symmetries and self.model.output().is_finite:
             factory = self.model.factory
-            parameters = factory.model.named_parameters()
-            names = {id(parameter): name for name, parameter in parameters}
+            names = {id(weight): name for name, weight in factory.model.named_parameters()}
             stored = [names[id(part)] for target in self.targets for part in target.stored]
-            named = factory.problem.layers is not None
-            blocks = symmetries.find_blocks(factory.functional(), stored, biases_only=named)
+            blocks = symmetries.find_blocks(
+                factory.functional(), stored, biases_only=factory.problem.layers is not None
+            )
             if blocks is not None:
                 return self._solve_symmetries_(blocks)
         if self.request.is_adaptive and self.request.lr is not None:
@@ -299,8 +303,10 @@ class _Fitting:
         seen_by = "as Adam sees it" if request.is_adaptive else "of their own"
         unmoved = "smaller gains before an activation changed the function"
         if all(symmetry.exact for symmetry in fitted.symmetries):
-            moved = f"{100 * fitted.output_change:.2g} %"
-            unmoved = f"the function is unchanged (the output moved by {moved})"
+            unmoved = (
+                "the function is unchanged (the output moved by "
+                f"{100 * fitted.output_change:.2g} %)"
+            )
         met = (
             f"the scale-free weights have ‖H‖ = {fitted.symmetries[0].norm:.3g} {seen_by}, within "
             f"{100 * tolerance:.3g} % of {goal.target:.3g}, and no other weights are sharper; "

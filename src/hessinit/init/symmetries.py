@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,8 +89,8 @@ class Symmetries:
         for number, row in enumerate(sorted(rows)):
             for name, coefficient in row:
                 matrix[number, self._row[name]] = coefficient
-        zero = SYMMETRY_TOLERANCE.singular
         _, values, right = np.linalg.svd(matrix)
+        zero = SYMMETRY_TOLERANCE.singular
         space = right[int((values > zero).sum()) :].T
         self._space = np.where(np.abs(space) < zero, 0.0, space)
 
@@ -115,9 +116,9 @@ class Symmetries:
             for name in names:
                 grouped = {member for group in groups for member in group}
                 if name not in grouped:
-                    still = dict.fromkeys([*fixed, *(grouped if apart else ())], 0.0)
-                    group = self._group_of(name, names, still, apart)
-                    groups += [group] if group else []
+                    still = dict.fromkeys([*fixed, *grouped] if apart else fixed, 0.0)
+                    if group := self._group_of(name, names, still, apart):
+                        groups.append(group)
         return groups
 
     def scale_free(
@@ -126,8 +127,8 @@ class Symmetries:
         """Scale all of `weights` (`among` these) whose size the output does not show."""
         if not self.divides:
             return None
-        groups = self.groups(weights, self.gains)
-        free = [name for group in groups for name in group if among is None or name in among]
+        grouped = itertools.chain.from_iterable(self.groups(weights, self.gains))
+        free = [name for name in grouped if among is None or name in among]
         still = dict.fromkeys([*self.gains, *(name for name in weights if name not in free)], 0.0)
         return self.solve(still | dict.fromkeys(free, 1.0)) if free else None
 
@@ -138,7 +139,8 @@ class Symmetries:
             still = dict.fromkeys([*free, *(name for name in self.gains if name not in group)], 0.0)
             exponents = self.solve(still | dict.fromkeys(group, -1.0)) or {}
             moved = [exponents[name] for name in weights if name in exponents]
-            solutions += [exponents] if moved and min(moved) > 0 else []
+            if moved and min(moved) > 0:
+                solutions.append(exponents)
         return solutions
 
     def _group_of(
@@ -194,8 +196,9 @@ def output_change(problem: FunctionalProblem, *logs: Mapping[str, float]) -> flo
         output = problem.output(batch, weights=weights)
         largest = 0.0
         for log in logs:
-            factors = {name: math.exp(log.get(name, 0.0)) for name in weights}
-            scaled = {name: weight * factors[name] for name, weight in weights.items()}
+            scaled = {
+                name: weight * math.exp(log.get(name, 0.0)) for name, weight in weights.items()
+            }
             change = float((problem.output(batch, weights=scaled) - output).norm() / output.norm())
             largest = max(largest, change if math.isfinite(change) else math.inf)
     return largest
@@ -274,8 +277,9 @@ def find_blocks(
 def _unused_leaves(problem: FunctionalProblem) -> list[str]:
     with torch.enable_grad():
         total = problem.output(problem.batches[0]).sum()
-    leaves = [*problem.leaves.values()]
-    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(total, leaves, allow_unused=True)
+    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+        total, [*problem.leaves.values()], allow_unused=True
+    )
     pairs = zip(problem.leaves, gradients, strict=True)
     return [name for name, gradient in pairs if gradient is None]
 
@@ -284,14 +288,16 @@ def _confirm_scale_free(
     problem: FunctionalProblem, symmetries: Symmetries, weights: Sequence[str]
 ) -> SymmetryBlock | None:
     """All scale-free weights; if that fails, without those that fail alone, as at a large eps."""
-    block = _confirmed_block(problem, symmetries.scale_free(weights), weights)
+
+    def confirmed(among: Collection[str] | None = None) -> SymmetryBlock | None:
+        return _confirmed_block(problem, symmetries.scale_free(weights, among), weights)
+
+    block = confirmed()
     if block is not None or not symmetries.divides:
         return block
-    confirmed: list[str] = []
-    for group in symmetries.groups(weights, symmetries.gains):
-        alone = _confirmed_block(problem, symmetries.scale_free(weights, group), weights)
-        confirmed += [] if alone is None else [*alone.weights]
-    return _confirmed_block(problem, symmetries.scale_free(weights, confirmed), weights)
+    groups = symmetries.groups(weights, symmetries.gains)
+    alone = filter(None, map(confirmed, groups))
+    return confirmed([name for block in alone for name in block.weights])
 
 
 def _confirmed_block(
@@ -301,8 +307,7 @@ def _confirmed_block(
     or_nearly: bool = False,
 ) -> SymmetryBlock | None:
     """A block whose symmetry leaves the output where it is, at half and at twice the weights."""
-    if not exponents:
-        return None
+    exponents = exponents or {}
     scaled = tuple(name for name in weights if exponents.get(name, 0.0) > 0)
     if not scaled:
         return None
@@ -345,8 +350,9 @@ class _Degrees(TorchDispatchMode):
 
     def note_gain(self, value: Any) -> None:
         """Note a parameter with one number for each channel, here a factor."""
-        if isinstance(value, Tensor) and max(value.shape, default=1) == value.numel():
-            self.gains.update(name for name in self.of(value) if len(self.of(value)) == 1)
+        names = self.of(value)
+        if len(names) == 1 and max(value.shape, default=1) == value.numel():
+            self.gains.update(names)
 
     def require_zero(self, degree: Degree) -> None:
         if degree:
@@ -459,8 +465,11 @@ def _degree_of_choice(mode: _Degrees, arguments: Arguments, degrees: list[Degree
 
 def _degree_of_convolution(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
     product = _add_degrees(mode.of(arguments["input"]), mode.of(arguments["weight"]))
-    bias = arguments["bias"]
-    return product if bias is None else mode.require_equal([product, mode.of(bias)])
+    return _with_bias(mode, product, arguments["bias"])
+
+
+def _with_bias(mode: _Degrees, degree: Degree, bias: Tensor | None) -> Degree:
+    return degree if bias is None else mode.require_equal([degree, mode.of(bias)])
 
 
 def _degree_of_normalization(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
@@ -472,9 +481,7 @@ def _degree_of_normalization(mode: _Degrees, arguments: Arguments, degrees: list
         mode.require_zero(mode.of(values))
     mode.note_division()
     mode.note_gain(arguments.get("weight"))
-    gain = mode.of(arguments.get("weight"))
-    bias = arguments.get("bias")
-    return gain if bias is None else mode.require_equal([gain, mode.of(bias)])
+    return _with_bias(mode, mode.of(arguments.get("weight")), arguments.get("bias"))
 
 
 def _degree_of_attention(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
@@ -615,10 +622,10 @@ class SymmetryScaler:
         the scale-free weights, one of all others, and where that is too large two of each.
         """
         self._measure(target)
-        if target is None:
-            target = max(self._remaining_norm, *self._norms.values())
         before = dict(self._norms)
-        self._logs = dict.fromkeys(self._norms, 0.0)
+        if target is None:
+            target = max(self._remaining_norm, *before.values())
+        self._logs = dict.fromkeys(before, 0.0)
         self._scale_inexact_(target)
         change, bounded = self._scale_exact_(target)
         symmetries = tuple(
@@ -653,16 +660,11 @@ class SymmetryScaler:
     def _scale_inexact_(self, target: float) -> None:
         """Make the blocks flat enough whose symmetry changes the function: these come first."""
         for _ in range(SYMMETRY_STEPS.most_looks):
-            logs = {
-                block: self._log(block, norm / target)
-                for block, norm in self._norms.items()
-                if not block.exact
-            }
+            logs = self._logs_to(target, exact=False)
             logs = {block: log for block, log in logs.items() if log > math.log1p(self._tolerance)}
             if not logs:
                 break
             self._multiply_(logs)
-            self._note(logs)
             self._measure(target, every_block=True)
 
     def _scale_exact_(self, target: float) -> tuple[float, bool]:
@@ -670,16 +672,11 @@ class SymmetryScaler:
         free = self._free
         total_change = 0.0
         bounded = False
-        logs = {
-            block: self._log(block, norm / target)
-            for block, norm in self._norms.items()
-            if block.exact
-        }
+        logs = self._logs_to(target, exact=True)
         for _ in range(SYMMETRY_STEPS.most_looks):
             norm_before = self._norms[free]
             logs, change, bounded = self._scale_unmoved_(logs)
             total_change += change
-            self._note(logs)
             with self._curvature() as norm_of:
                 self._norms |= {block: norm_of(block.weights) for block, log in logs.items() if log}
             norm = self._norms[free]
@@ -692,6 +689,13 @@ class SymmetryScaler:
                 self._law = min(max(slope, self._law / 2), 2 * self._law)
             logs = {free: self._log(free, norm / target)}
         return total_change, bounded
+
+    def _logs_to(self, target: float, exact: bool) -> dict[SymmetryBlock, float]:
+        return {
+            block: self._log(block, norm / target)
+            for block, norm in self._norms.items()
+            if block.exact is exact
+        }
 
     def _log(self, block: SymmetryBlock, excess: float) -> float:
         """The log factor that takes this excess away; only scale-free weights get sharper."""
@@ -731,16 +735,13 @@ class SymmetryScaler:
     def _multiply_(self, logs: Mapping[SymmetryBlock, float]) -> None:
         for name, log in _logs_of_parameters(logs).items():
             self._parameters[name].mul_(math.exp(log))
-
-    def _note(self, logs: Mapping[SymmetryBlock, float]) -> None:
         self._logs |= {block: self._logs.get(block, 0.0) + log for block, log in logs.items()}
 
     def _reason_missed(self, target: float, bounded: bool) -> str:
         free = self._norms[self._free]
         if not abs(free / target - 1) <= self._tolerance:
-            reason = "it does not answer to the scale"
-            if bounded:
-                reason = "a normalization's eps bounds the scale"
+            bound = "a normalization's eps bounds the scale"
+            reason = bound if bounded else "it does not answer to the scale"
             return f"the scale-free weights have ‖H‖ = {free:.3g}, not {target:.3g}: {reason}"
         norms = {block.weights: norm for block, norm in self._norms.items()}
         norms[self._blocks.remaining] = self._remaining_norm
@@ -765,7 +766,7 @@ class SymmetryScaler:
 
             def norm_of(weights: Sequence[str]) -> float:
                 key = ("norm", digest, self._adam, *weights)
-                return self._factory.once(key, lambda: engine()(weights)) if weights else 0.0
+                return self._factory.values.once(key, lambda: engine()(weights)) if weights else 0.0
 
             yield norm_of
 

@@ -241,9 +241,12 @@ def find_weight_uses(
         trace = replace(trace, steps=[replace(step, keep=1.0) for step in trace.steps])
     trace = simplify(trace)
     uses = _read_uses(trace)
-    unknown = [layer_name(use.parameter) for use in uses if use.upstream.end == "unknown"]
-    guess = "comes from an unknown function and is taken to have size 1"
-    notes = [f"the input of {name} {guess}" for name in unknown]
+    notes = [
+        f"the input of {layer_name(use.parameter)} comes from an unknown function and is taken to "
+        "have size 1"
+        for use in uses
+        if use.upstream.end == "unknown"
+    ]
     if trace.draws:
         notes.append(
             "the forward draws random numbers itself; only nn.Dropout and F.dropout are counted"
@@ -317,14 +320,12 @@ def fans_of(use: WeightUse) -> tuple[Fans, ...]:
     if use.kind == "embedding":
         return (Fans(1.0, float(shape[1])),)  # a lookup: every output is one entry
     positions = math.prod(use.stride)
+    is_transposed = use.kind == "transposed convolution"
     fans = []
     for first_group, *_ in block_views(use, torch.empty(shape, device="meta")):
-        inputs = float(math.prod(first_group.shape[1:]))
-        outputs = float(first_group.shape[0] * math.prod(first_group.shape[2:]))
-        if use.kind == "transposed convolution":
-            fans.append(Fans(inputs / positions, outputs))
-        else:
-            fans.append(Fans(inputs, outputs / positions))
+        inputs = math.prod(first_group.shape[1:]) / (positions if is_transposed else 1)
+        outputs = first_group.shape[0] * math.prod(first_group.shape[2:])
+        fans.append(Fans(inputs, outputs / (1 if is_transposed else positions)))
     return tuple(fans)
 
 
