@@ -322,7 +322,7 @@ def _draft_all(
     gains = _resolve_gains(targets, scheme.gains)
     corrections = _variance_corrections(traced.uses, scheme)
     closing = {use.parameter for use in traced.uses if use.closes_residual}
-    divisor = len(closing) ** RESIDUAL_POWERS[scheme.residual] if closing else 1.0
+    divisor = max(len(closing), 1) ** RESIDUAL_POWERS[scheme.residual]
     drafts = []
     for target in targets:
         uses = uses_by_key.get(target.key, [])
@@ -394,9 +394,9 @@ def _gains(target: Target, use: WeightUse, scheme: Scheme, user_gain: float | No
     """The gains of the activations upstream and downstream, as far as the scheme uses them."""
     upstream = downstream = 1.0
     if scheme.reads_upstream and scheme.name in USES_GAIN:
-        upstream = _gain(target.name, use.upstream, "before") if user_gain is None else user_gain
+        upstream = user_gain or _gain(target.name, use.upstream, "before")
     if scheme.reads_downstream:
-        downstream = _gain(target.name, use.downstream, "after") if user_gain is None else user_gain
+        downstream = user_gain or _gain(target.name, use.downstream, "after")
     return upstream, downstream
 
 
@@ -426,7 +426,7 @@ def _draft(
     correction = _gain_used(name, gains) / plain_gain
     size = _gain_used(name, gains) / branch * factor
     if name == "lsuv":  # drawn first, then measured
-        plain_gain = plain_gain if user_gain is None else user_gain
+        plain_gain = user_gain or plain_gain
         size = plain_gain / branch
     if use.kind == "embedding" and name in ("orthogonal", "delta-orthogonal"):
         # Entries as large as those of a normal table: a lookup sums nothing.

@@ -86,8 +86,7 @@ def fit_weights_(
     if request.fits_symmetries:
         notes += _note_fixed_statistics(factory.model)
     solution = _Fitting(model, scalable, traced.uses, traits, request).solve_()
-    report = model.report(every_layer) if request.reports else None
-    after = _WeightState(report, model.output().loss, _root_mean_squares(targets))
+    after = _present_state(model, targets, every_layer, request)
     factors = _factors(model.scales, shrunk, solution.symmetries)
     unit = model.loss_unit(before.loss)
     if reason := _reason_to_restore(before, after, solution, request, unit):
@@ -123,19 +122,23 @@ def _measure_old(
     factory: ProblemFactory, targets: list[Target], every_layer: bool, request: FitRequest
 ) -> _WeightState:
     """The state of the old weights; errors that new weights do not cure come again later."""
-    sizes = _root_mean_squares(targets)
     model = ScaledModel(factory, [], 0.1)
     note = "before: the old weights, or the network's output with them, are not finite."
     try:
-        output = model.output()
-        if output.is_finite:
-            report = model.report(every_layer) if request.reports else None
-            return _WeightState(report, output.loss, sizes)
+        if model.output().is_finite:
+            return _present_state(model, targets, every_layer, request)
     except DerivativeError:
         raise
     except ProblemError as failure:
         note = f"before: {failure}"
-    return _WeightState(None, math.nan, sizes, note)
+    return _WeightState(None, math.nan, _root_mean_squares(targets), note)
+
+
+def _present_state(
+    model: ScaledModel, targets: list[Target], every_layer: bool, request: FitRequest
+) -> _WeightState:
+    report = model.report(every_layer) if request.reports else None
+    return _WeightState(report, model.output().loss, _root_mean_squares(targets))
 
 
 def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
@@ -181,8 +184,9 @@ def _draw_scheme_(
     problem = factory.problem
     generator = torch.Generator().manual_seed(problem.seed)
     job = DrawingJob(factory.model, factory.sample, problem.forward, generator)
-    every_target = weights.find_targets(factory.model, problem.layers)
-    plan = apply_scheme.write_scheme_(job, scheme, every_target, traced)
+    # Also those that cannot be written: the plan says why.
+    named = weights.find_targets(factory.model, problem.layers)
+    plan = apply_scheme.write_scheme_(job, scheme, named, traced)
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 
 
@@ -200,8 +204,7 @@ def _embedding_logs(
         for target in targets
         if target.key in keys
     }
-    size = model.output().size if logs else math.inf
-    if not 0 < size < math.inf:
+    if not logs or not 0 < (size := model.output().size) < math.inf:
         return {}
     model.scale_(dict.fromkeys(logs, -math.log(2)))
     factors = math.log2(size / max(model.output().size, 1e-300))

@@ -28,12 +28,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from hessinit.init.gain import Function
 from hessinit.init.trace import WeightUse, moment_of
 from hessinit.init.weights import fans_of
-
-Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ class FitRequest:
         scaled to suit any rate. There is none for weights without curvature.
         """
         if self.lr is None:
-            return FitGoal(1.0 if self.target is None else self.target)
+            return FitGoal(self.target or 1.0)
         kappa = kappa / self.flatter
         rate = self.lr
         shorter = 1 - self.momentum

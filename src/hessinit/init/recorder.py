@@ -54,8 +54,7 @@ def prepare_sample(model: nn.Module, sample: Any) -> Any:
 
 def first_real_parameter(model: nn.Module) -> nn.Parameter:
     parameters = list(model.parameters())
-    real = (parameter for parameter in parameters if parameter.is_floating_point())
-    return next(real, parameters[0])
+    return next(filter(Tensor.is_floating_point, parameters), parameters[0])
 
 
 @contextlib.contextmanager
@@ -239,8 +238,7 @@ def _append_recurrent_layer(
         if activation is None:
             return signal
         call = ReplayableCall(activation, (signal,))
-        step = Step(activation.__name__, "elementwise", (signal.index,), call=call)
-        return trace.append(step)
+        return trace.append(Step(activation.__name__, "elementwise", (signal.index,), call))
 
     previous = activate(trace.append(Step("hidden state", "state", sources_of(state))))
     from_input = weigh(weights[0], data, gates)
@@ -262,15 +260,19 @@ def _append_recurrent(trace: Trace, name: str, call: ReplayableCall) -> tuple[Si
     data = call.args[0]
     for layer in range(layers):
         if layer and dropout:
-            words = f"dropout {dropout:g}"
-            keep = 1 - dropout
-            step = Step(words, "dropout", (data.index,), keep=keep, active=bool(training))
+            step = Step(
+                f"dropout {dropout:g}",
+                "dropout",
+                (data.index,),
+                keep=1 - dropout,
+                active=bool(training),
+            )
             data = trace.append(step)
         sides = []
         for direction in range(directions):
             start = (layer * directions + direction) * weights_each
-            own_weights = weights[start : start + weights_each]
-            sides.append(_append_recurrent_layer(trace, name, own_weights, data, state))
+            cell = weights[start : start + weights_each]
+            sides.append(_append_recurrent_layer(trace, name, cell, data, state))
         data = sides[0]
         if directions > 1:
             data = trace.append(Step("cat", "cat", tuple(side.index for side in sides)))
@@ -328,10 +330,13 @@ def _dropout(name: str, call: ReplayableCall) -> Step:
     sources = call.sources[:1]
     if probability == 0:
         return Step(name, "rearrange", sources)
-    keep = 1.0 if operation.keeps_moments else 1.0 - probability
-    words = f"{name.rstrip('123d')} {probability:g}"
-    active = bool(arguments.get("training", True))
-    return Step(words, "dropout", sources, keep=keep, active=active)
+    return Step(
+        f"{name.rstrip('123d')} {probability:g}",
+        "dropout",
+        sources,
+        keep=1.0 if operation.keeps_moments else 1.0 - probability,
+        active=bool(arguments.get("training", True)),
+    )
 
 
 def _elementwise(name: str, call: ReplayableCall) -> Step:
@@ -454,7 +459,7 @@ class Recorder(TorchFunctionMode):
 
     def finish(self, output: Any) -> Trace:
         """The trace of a forward that returned `output`."""
-        meanings = [self.meaning(tensor) for tensor in tensors_in(output)]
+        meanings = map(self.meaning, tensors_in(output))
         outputs = {meaning.index for meaning in meanings if isinstance(meaning, Signal)}
         return replace(self.trace, outputs=frozenset(outputs), draws=self.draws)
 
@@ -488,8 +493,7 @@ class Recorder(TorchFunctionMode):
         run = functools.partial(func, *args, **(kwargs or {}))
         if self._is_inside_norm:
             return run()
-        meanings = map_leaves(self.meaning, [run.args, run.keywords])
-        call = ReplayableCall(func, *meanings)
+        call = ReplayableCall(func, *map_leaves(self.meaning, [run.args, run.keywords]))
         first: Any = args[0] if args else None
         version = first._version if isinstance(first, Tensor) else None
         result = run()

@@ -200,7 +200,7 @@ def output_change(problem: FunctionalProblem, *logs: Mapping[str, float]) -> flo
                 name: weight * math.exp(log.get(name, 0.0)) for name, weight in weights.items()
             }
             change = float((problem.output(batch, weights=scaled) - output).norm() / output.norm())
-            largest = max(largest, change if math.isfinite(change) else math.inf)
+            largest = max(largest, finite_or_inf(change))
     return largest
 
 
@@ -343,7 +343,7 @@ class _Degrees(TorchDispatchMode):
         self.gains: set[str] = set()
 
     def of(self, value: Any) -> Degree:
-        return self._degrees[id(value)][1] if id(value) in self._degrees else {}
+        return self._degrees.get(id(value), (value, {}))[1]
 
     def note_division(self, divides: bool = True) -> None:
         self.divides |= divides
@@ -368,8 +368,7 @@ class _Degrees(TorchDispatchMode):
         result = func(*args, **named)
         names = [argument.name for argument in func._schema.arguments]
         arguments = dict(zip(names, args, strict=False)) | named
-        tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
-        degrees = [self.of(tensor) for tensor in tensors]
+        degrees = [self.of(leaf) for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
         if any(degrees):
             operation = func._schema.name.removeprefix("aten::")
             rule = self._rules.get(operation) or self._rules.get(operation.rstrip("_"), _needs_zero)
@@ -609,8 +608,9 @@ class SymmetryScaler:
         self._tolerance = tolerance
         self._law = 2.0 if adam is None else 1.0  # the norm falls with this power of the factor
         scaled = {name for block in blocks.scalable for name in block.exponents}
-        parameters = factory.model.named_parameters()
-        self._parameters = {name: weight for name, weight in parameters if name in scaled}
+        self._parameters = {
+            name: weight for name, weight in factory.model.named_parameters() if name in scaled
+        }
         self._norms: dict[SymmetryBlock, float] = {}
         self._remaining_norm = 0.0
         self._logs: dict[SymmetryBlock, float] = {}  # of the factors so far
@@ -740,8 +740,9 @@ class SymmetryScaler:
     def _reason_missed(self, target: float, bounded: bool) -> str:
         free = self._norms[self._free]
         if not abs(free / target - 1) <= self._tolerance:
-            bound = "a normalization's eps bounds the scale"
-            reason = bound if bounded else "it does not answer to the scale"
+            reason = "it does not answer to the scale"
+            if bounded:
+                reason = "a normalization's eps bounds the scale"
             return f"the scale-free weights have ‖H‖ = {free:.3g}, not {target:.3g}: {reason}"
         norms = {block.weights: norm for block, norm in self._norms.items()}
         norms[self._blocks.remaining] = self._remaining_norm
@@ -774,23 +775,21 @@ class SymmetryScaler:
         problem = self._factory.functional(measured=True)
         curvature = self._factory.curvature
         settings = lanczos_settings(problem, self._tolerance / 5)
-        scales: dict[str, Tensor] = {}
         stack.enter_context(problem.settings())
         evaluations = evaluate(problem)
         engine = build_engine(evaluations, curvature, settings, network_estimator(evaluations))
-        if self._adam is not None:
-            _, square, _ = gradient_moments(evaluations)
-            scale = torch.where(square > 0, square.sqrt() + self._adam.eps, torch.inf)
-            pieces = operators.split(scale, [leaf.shape for leaf in problem.leaves.values()])
-            scales = dict(zip(problem.leaves, pieces, strict=True))
+        if self._adam is None:
+            return lambda weights: finite_or_inf(engine.extremes(weights).norm.value)
+        _, square, _ = gradient_moments(evaluations)
+        adam_scale = torch.where(square > 0, square.sqrt() + self._adam.eps, torch.inf)
+        pieces = operators.split(adam_scale, [leaf.shape for leaf in problem.leaves.values()])
+        scales = dict(zip(problem.leaves, pieces, strict=True))
 
         def norm_of(weights: Sequence[str]) -> float:
-            if not scales:
-                return finite_or_inf(engine.extremes(weights).norm.value)
             scale = operators.join([scales[name] for name in weights])
             operator = ScaledCurvature(engine.operator(weights), scale)
-            semidefinite = curvature == "gauss-newton"
-            return finite_or_inf(spectral_norm(operator, settings, semidefinite=semidefinite).value)
+            norm = spectral_norm(operator, settings, semidefinite=curvature == "gauss-newton")
+            return finite_or_inf(norm.value)
 
         return norm_of
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hessinit.errors import ProblemError
-from hessinit.init.gain import moment
+from hessinit.init.gain import Function, moment
 from hessinit.problem.operations import operation_named
 
 Kind = Literal["dense", "convolution", "transposed convolution", "embedding", "bilinear"]
@@ -261,30 +261,28 @@ def simplify(trace: Trace) -> Trace:
     for step in trace.steps:
         if step.kind == "elementwise" and len(step.sources) > 1:
             simpler.steps[step.index] = _rewritten(simpler, step)
-    outputs = trace.outputs or range(len(trace.steps))
-    return replace(simpler, live=simpler.ancestors(outputs))
+    return replace(simpler, live=simpler.ancestors(trace.outputs or range(len(trace.steps))))
 
 
 def _rewritten(trace: Trace, step: Step) -> Step:
     operation = operation_named(step.name)
     root, between = _common_root(trace, step)
+    reductions = [inner for inner in between if inner.kind == "pool"]
     if root is None:
         if step.name == "masked_fill":
             return replace(step, kind="rearrange", sources=step.sources[:1], call=None)
         if step.name == "mul":
             return replace(step, kind="product")
-        return replace(step, kind="sum" if operation.adds else "unknown")
-    reductions = [inner for inner in between if inner.kind == "pool"]
-    if not reductions:
+    elif not reductions:
         steps = [*between, step]
         words = ", ".join(inner.name for inner in steps if inner.kind != "rearrange")
         call = ReplayableCall(_composite(steps, root), (Signal(root),))
         return replace(step, name=words, sources=(root,), call=call)
-    resizes = any(inner.resizes for inner in reductions)
-    if operation.adds and not resizes:
-        return replace(step, name="centre", kind="rearrange", sources=(root,), call=None)
-    if operation.scales and not resizes:
-        return replace(step, name="norm by hand", kind="norm", sources=(root,), call=None)
+    elif not any(inner.resizes for inner in reductions):
+        if operation.adds:
+            return replace(step, name="centre", kind="rearrange", sources=(root,), call=None)
+        if operation.scales:
+            return replace(step, name="norm by hand", kind="norm", sources=(root,), call=None)
     return replace(step, kind="sum" if operation.adds else "unknown")
 
 
@@ -341,7 +339,6 @@ _PASSED = ("rearrange", "split", "pool")
 _ENDS = {"gates": "state", "gate": "product", "split": "parts", "pool": "unknown"}
 _FUNCTIONS = ("elementwise", "dropout")
 
-Function = Callable[[Tensor], Tensor]
 # A function, once for each outcome of the dropouts inside, with its probability; () is the
 # identity.
 Outcomes = tuple[tuple[float, Function], ...]
@@ -484,8 +481,9 @@ def _roots(trace: Trace, index: int) -> list[int]:
     if step.kind == "product":
         return [root for source in step.sources for root in _roots(trace, source)]
     views = operation_named(step.name).views
-    passes = step.kind in _FUNCTIONS or views or keeps_elements(trace, step)
-    return _roots(trace, step.sources[0]) if passes else [index]
+    if step.kind in _FUNCTIONS or views or keeps_elements(trace, step):
+        return _roots(trace, step.sources[0])
+    return [index]
 
 
 def _product(factors: list[Context], outcomes: Outcomes) -> Context:

@@ -320,12 +320,14 @@ def fans_of(use: WeightUse) -> tuple[Fans, ...]:
     if use.kind == "embedding":
         return (Fans(1.0, float(shape[1])),)  # a lookup: every output is one entry
     positions = math.prod(use.stride)
-    is_transposed = use.kind == "transposed convolution"
     fans = []
     for first_group, *_ in block_views(use, torch.empty(shape, device="meta")):
-        inputs = math.prod(first_group.shape[1:]) / (positions if is_transposed else 1)
-        outputs = first_group.shape[0] * math.prod(first_group.shape[2:])
-        fans.append(Fans(inputs, outputs / (1 if is_transposed else positions)))
+        inputs = float(math.prod(first_group.shape[1:]))
+        outputs = float(first_group.shape[0] * math.prod(first_group.shape[2:]))
+        if use.kind == "transposed convolution":
+            fans.append(Fans(inputs / positions, outputs))
+        else:
+            fans.append(Fans(inputs, outputs / positions))
     return tuple(fans)
 
 
