@@ -17,7 +17,7 @@ from hessinit.errors import ConvergenceWarning
 from hessinit.init import symmetries
 from hessinit.init.fit import fit_weights_
 from hessinit.init.options import KAPPA, FitRequest
-from hessinit.init.scales import ProblemFactory
+from hessinit.init.scales import ProblemFactory, ScaledModel
 from hessinit.init.weights import find_targets, snapshot
 from hessinit.problem.problem import Problem
 from hessinit.training.initialize import initialize_
@@ -250,3 +250,14 @@ def test_gains_and_biases_are_undone_bit_for_bit() -> None:
         with pytest.raises(KeyboardInterrupt, match="stopped"):
             initialize_(model, loss, BATCH, lr=1.0)
         assert state(model) == before
+
+
+def test_a_factory_of_other_layers_measures_these_alone() -> None:
+    def norm(factory: ProblemFactory) -> float:
+        return ScaledModel(factory, [], 1e-3).network_norm()
+
+    model = mlp(nn.LayerNorm)
+    factory = ProblemFactory(Problem(model, LOSS, BATCH), "gauss-newton")
+    assert norm(factory) > norm(factory.of_layers(["6.weight"]))
+    alone = ProblemFactory(Problem(model, LOSS, BATCH, layers=["6.weight"]), "gauss-newton")
+    assert norm(factory.of_layers(["6.weight"])) == norm(alone)

@@ -90,8 +90,8 @@ class ProblemFactory:
         return functional
 
     def of_layers(self, names: Sequence[str]) -> ProblemFactory:
-        """The same with other layers, once it builds a problem anew: where one is parametrized."""
-        return replace(self, problem=replace(self.problem, layers=names))
+        """The same with other layers."""
+        return replace(self, problem=replace(self.problem, layers=names), _first=None)
 
     def digest(self) -> bytes:
         """A hash of the present weights: several fits of one call draw the same."""
