@@ -176,10 +176,7 @@ def _draw_scheme_(
         stds = mean_field.preactivation_stds(traced.uses)
         gains = {names[key]: std for key, std in stds.items() if key in names}
     scheme = apply_scheme.Scheme(
-        request.scheme_name,
-        gains=gains,
-        residual=residual,
-        biases="keep" if fit.biases == "keep" else "zero",
+        request.scheme_name, gains=gains, residual=residual, biases=fit.biases
     )
     problem = factory.problem
     generator = torch.Generator().manual_seed(problem.seed)

@@ -282,8 +282,9 @@ def _append_recurrent(trace: Trace, name: str, call: ReplayableCall) -> tuple[Si
 def _append_cell(trace: Trace, name: str, call: ReplayableCall) -> Signal | tuple[Signal, Signal]:
     arguments = operation_named(name).arguments(call.args, call.kwargs)
     kind = name.removesuffix("_cell")
-    weights = [arguments["w_ih"], arguments["w_hh"]]
-    hidden = _append_recurrent_layer(trace, kind, weights, arguments["input"], arguments["hx"])
+    hidden = _append_recurrent_layer(
+        trace, kind, [arguments["w_ih"], arguments["w_hh"]], arguments["input"], arguments["hx"]
+    )
     return (hidden, hidden) if kind == "lstm" else hidden
 
 
@@ -468,10 +469,12 @@ class Recorder(TorchFunctionMode):
         """Inside, whatever a normalization of the model computes is one step of the trace."""
         with contextlib.ExitStack() as stack:
             for module in filter(_is_norm, model.modules()):
-                enter = module.register_forward_pre_hook(self._enter_norm, with_kwargs=True)
-                stack.callback(enter.remove)
-                leave = module.register_forward_hook(self._leave_norm, always_call=True)
-                stack.callback(leave.remove)
+                stack.enter_context(
+                    module.register_forward_pre_hook(self._enter_norm, with_kwargs=True)
+                )
+                stack.enter_context(
+                    module.register_forward_hook(self._leave_norm, always_call=True)
+                )
             yield
 
     @property
@@ -575,8 +578,10 @@ def record_forward(model: nn.Module, sample: Any, forward: Forward | None) -> Tr
     Without a sample it runs on zeros of a shape that the model takes; a forward that reads values
     of its input is refused then.
     """
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    copies = {name: tensor.detach().clone() for name, tensor in tensors}
+    copies = {
+        name: tensor.detach().clone()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
     if sample is not None:
         return _record(model, copies, prepare_sample(model, sample), forward, Recorder())
     return _record_on_zeros(model, copies)

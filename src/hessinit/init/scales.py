@@ -245,8 +245,9 @@ class ScaledModel:
     def own_norm(self, name: str) -> float:
         """‖H‖ of one weight."""
         with self._measuring(every_layer=False) as rows:
-            layers = rows.problem.layers
-            names = [layer.parameter for layer in layers if _weight_name(layer) == name]
+            names = [
+                layer.parameter for layer in rows.problem.layers if _weight_name(layer) == name
+            ]
             return finite_or_inf(rows.main.extremes(names).norm.value) if names else 0.0
 
     @_once_per_scale
@@ -282,8 +283,9 @@ class ScaledModel:
         with problem.settings():
             if key not in self._evaluated.rows:
                 settings = lanczos_settings(problem, tolerance)
-                rows = Rows(problem, evaluations, curvature, estimator, settings)
-                self._evaluated.rows[key] = rows
+                self._evaluated.rows[key] = Rows(
+                    problem, evaluations, curvature, estimator, settings
+                )
             yield self._evaluated.rows[key]
 
     def report(self, every_layer: bool) -> CurvatureReport:
@@ -301,8 +303,11 @@ class ScaledModel:
             notes = [*notes_on(problem, rows.evaluations), *note_uncounted(problem)]
             if not layers:
                 notes.append("The layers were not measured one by one; report=True measures them.")
-            seconds = time.perf_counter() - started
-            report = replace(rows.report(layers, network), notes=tuple(notes), seconds=seconds)
+            report = replace(
+                rows.report(layers, network),
+                notes=tuple(notes),
+                seconds=time.perf_counter() - started,
+            )
         if layers:
             return report
         return replace(report, engine_reason="the network's norm alone was measured")
