@@ -20,7 +20,7 @@ from hessinit.curvature import layer_uses, operators
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.layer_uses import LayerCall, rows_by_example
 from hessinit.curvature.loss_hessian import LossFactor
-from hessinit.problem.determinism import agree
+from hessinit.problem.checks import agree
 
 
 @dataclass(frozen=True)

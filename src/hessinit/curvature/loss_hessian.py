@@ -15,9 +15,9 @@ from torch import Tensor
 from hessinit.curvature import krylov, layer_uses, probes
 from hessinit.errors import DerivativeError, WeightsError
 from hessinit.problem.batches import Batch
+from hessinit.problem.checks import name_large_inputs
 from hessinit.problem.explained import explained_derivatives
 from hessinit.problem.functional import FunctionalProblem
-from hessinit.problem.validate import name_large_inputs
 
 if TYPE_CHECKING:
     from hessinit.curvature.evaluation import BatchGraph

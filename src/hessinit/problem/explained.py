@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.errors import DerivativeError, ProblemError
-from hessinit.problem import validate
+from hessinit.problem import checks
 from hessinit.problem.batches import tensors_in
 from hessinit.problem.problem import Forward
 
@@ -58,7 +58,7 @@ def explained(
             raise ProblemError(
                 "the forward differentiates by a tensor that is held constant while measuring: a "
                 "parameter that is frozen or not among the measured layers (by default biases and "
-                f'norm gains are not). layers="{validate.EVERYTHING}" measures all that are '
+                f'norm gains are not). layers="{checks.EVERYTHING}" measures all that are '
                 "trained."
             ) from failure
         if converted and _MIXED.search(str(failure)):
@@ -122,7 +122,7 @@ def explained_loss(output: Any, targets: Any) -> Iterator[None]:
         if isinstance(failure, ProblemError) or not _frames_in_torch(failure):
             raise
         if not isinstance(output, Tensor):
-            validate.check_output(output, None)
+            checks.check_output(output, None)
         hint = (
             "Give the loss what it takes: targets.long() for class numbers, targets.float() of the "
             "shape of the output for values"

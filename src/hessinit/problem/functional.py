@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 
 from hessinit.errors import ProblemError
-from hessinit.problem import validate
+from hessinit.problem import checks
 from hessinit.problem.batches import Batch, cast, map_tensors, read_batches
-from hessinit.problem.double_backward import Substitutes, default_device, twice_differentiable
+from hessinit.problem.checks import Layer, check_apart, check_present, check_values, find_layers
 from hessinit.problem.explained import (
     RECOMPUTES,
     explained,
@@ -27,7 +27,7 @@ from hessinit.problem.explained import (
 from hessinit.problem.preserve import Draws, StandIns, UserState, untouched_random_state
 from hessinit.problem.preserve import uninterrupted as uninterrupted
 from hessinit.problem.problem import Forward, Problem
-from hessinit.problem.validate import Layer, check_apart, check_present, check_values, find_layers
+from hessinit.problem.substitutes import Substitutes, default_device, twice_differentiable
 
 # A softmax that is sure of its answer has a curvature of p(1 − p), which float32 cancels away. The
 # loss is cheap beside the model, so it is taken in float64, unless the output is that large.
@@ -77,12 +77,12 @@ class FunctionalProblem:
 
     @torch.inference_mode(False)
     def __init__(self, problem: Problem) -> None:
-        self.model = validate.unwrap(problem.model)
+        self.model = checks.unwrap(problem.model)
         check_present(self.model)
         check_apart(self.model)
         self.layers: tuple[Layer, ...] = find_layers(self.model, problem.layers)
         check_values(self.model, self.layers)
-        validate.check_dropout(self.model, problem.dropout)
+        checks.check_dropout(self.model, problem.dropout)
         self.device = self.model.get_parameter(self.layers[0].parameter).device
         if self.device.type == "mps":
             raise ProblemError(
@@ -152,7 +152,7 @@ class FunctionalProblem:
 
     def _convert(self, prefix: str, batch: Batch) -> Batch:
         inputs = cast(batch.inputs, self.dtype, self.device)
-        validate.check_finite_inputs(inputs, prefix)
+        checks.check_finite_inputs(inputs, prefix)
         return Batch(inputs, batch.targets, batch.size)
 
     @contextlib.contextmanager
@@ -278,7 +278,7 @@ class FunctionalProblem:
         drew = draws.happened() or stand_ins.drew()
         if self._in_bf16(dtype) and isinstance(output, Tensor) and output.dtype == torch.bfloat16:
             output = output.float()
-        validate.check_output(output, self.forward)
+        checks.check_output(output, self.forward)
         casts = output.dtype != dtype  # Hugging Face models return logits.float()
         if casts:
             output = output.to(dtype)
@@ -320,7 +320,7 @@ class FunctionalProblem:
             explained_loss(output, batch.targets),
         ):
             value = self.loss(converted, targets)
-        validate.check_loss_value(value)
+        checks.check_loss_value(value)
         if converted._version != version:
             raise ProblemError(
                 "the loss changes the model's output in place, so a second look would see another "

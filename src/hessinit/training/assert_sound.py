@@ -16,10 +16,10 @@ from hessinit.measurement.loss_range import UNKNOWN, LossRange
 from hessinit.measurement.measure import measure
 from hessinit.measurement.soundness import REDRAW
 from hessinit.present import to_text, words
+from hessinit.problem.checks import unwrap
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import on_all_ranks
-from hessinit.problem.validate import unwrap
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent, LearningRateAdvice
 from hessinit.results.curvature_report import (
     LEARN_ALL_THE_SAME,
