@@ -105,6 +105,8 @@ def assert_sound(
     """
     check_positive("times_stable", times_stable, "such as 1")
     problem = as_problem(problem, loss, batch)
+    # The ranks of a wrapped model have agreed that this one judges.
+    problem = replace(problem, model=unwrap(problem.model))
     rule = rules.build_optimizer_rule(optimizer, problem.model, lr=lr, layers=problem.layers)
     if rule.lr is not None and network is False:
         raise ProblemError(
