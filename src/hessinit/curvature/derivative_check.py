@@ -24,8 +24,8 @@ from hessinit.curvature.evaluation import BatchGraph, Evaluation, weights_in
 from hessinit.curvature.loss_hessian import OutputLoss
 from hessinit.curvature.probes import random_like
 from hessinit.errors import DerivativeError, ProblemError
-from hessinit.problem.determinism import custom_functions, graph_nodes
 from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.graph import custom_functions, nodes_behind
 from hessinit.results.curvature_report import LayerCurvature
 
 Direction = Mapping[str, Tensor]
@@ -193,7 +193,7 @@ class GraphLinearization:
 
 def has_kinks(evaluation: Evaluation) -> bool:
     """Whether a long step would cross many, and a rough forward some."""
-    kinds = {type(node).__name__ for node in graph_nodes(evaluation.output.grad_fn)}
+    kinds = {type(node).__name__ for node in nodes_behind(evaluation.output.grad_fn)}
     return bool(kinds & _KINKED)
 
 
