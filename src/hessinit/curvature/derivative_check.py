@@ -227,22 +227,22 @@ def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = No
             precision=evaluation.problem.precision,
         )
 
-    whole = comparison()
+    of_all = comparison()
     attempts = list(SETTINGS.outputs)
     if not evaluation.separable and has_kinks(evaluation):
         attempts.pop(0)  # a long step would cross many
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
         attempts.pop(0)
-        differences = _attempt_in_float32(whole, evaluation, linear)
-        if whole.passes(differences):
+        differences = _attempt_in_float32(of_all, evaluation, linear)
+        if of_all.passes(differences):
             return
         if differences is not None:
             # It is enough if those examples agree in float64 that disagree most in float32.
-            apart = _minus(differences.change, whole.derivative)[0].view(evaluation.batch.size, -1)
+            apart = _minus(differences.change, of_all.derivative)[0].view(evaluation.batch.size, -1)
             worst = comparison(apart.norm(dim=1).topk(len(evaluation.sample)).indices)
             if worst.passes(worst.attempt(SETTINGS.sample_outputs)):
                 return
-    whole.judge(evaluation, attempts)
+    of_all.judge(evaluation, attempts)
 
 
 def _attempt_in_float32(
@@ -291,17 +291,17 @@ def check_gradients(evaluation: Evaluation) -> None:
             precision=evaluation.problem.precision,
         )
 
-    whole = comparison(evaluation)
+    of_all = comparison(evaluation)
     attempts = list(SETTINGS.gradients)
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
-        if whole.passes(whole.attempt(attempts.pop(0))):
+        if of_all.passes(of_all.attempt(attempts.pop(0))):
             return
         batch = evaluation.batch.take(evaluation.sample)
         with contextlib.suppress(Exception):  # a loss that needs the whole batch
             sample = comparison(BatchGraph(evaluation.problem, batch, evaluation.weight))
             if sample.passes(sample.attempt(SETTINGS.sample_gradients)):
                 return
-    whole.judge(evaluation, attempts)
+    of_all.judge(evaluation, attempts)
 
 
 def check_loss(evaluation: Evaluation) -> None:
@@ -454,13 +454,15 @@ class _Comparison:
         self, evaluation: Evaluation, outcome: _Differences, outcomes: Sequence[_Differences]
     ) -> None:
         """Refuse rows whose closest outcome is far from the derivative and near another outcome."""
-        compared = [other for other in outcomes if other is not outcome]
+        compared = [candidate for candidate in outcomes if candidate is not outcome]
         if not compared:
             return
-        closest = torch.stack([outcome.off, *(other.off for other in compared)]).min(0).values
+        closest = (
+            torch.stack([outcome.off, *(candidate.off for candidate in compared)]).min(0).values
+        )
         allowed = self.allowed(outcome)
         wrong = (outcome.off <= closest) & (outcome.off > allowed)
-        apart = [_norms(_minus(outcome.change, other.change)) for other in compared]
+        apart = [_norms(_minus(outcome.change, candidate.change)) for candidate in compared]
         wrong &= torch.stack(apart).min(0).values <= SETTINGS.agreement * outcome.off
         if bool(wrong.any()):
             wrong &= outcome.off > allowed + self._explained(evaluation, outcome)
