@@ -20,7 +20,7 @@ from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.measurement.measure import measure
 from hessinit.problem import checks
 from hessinit.problem.batches import Batch
-from hessinit.problem.explained import explained, explained_loss
+from hessinit.problem.functional import explained, explained_loss
 from hessinit.problem.problem import Loss, Problem
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Run, window
 from hessinit.results.initialization import DIVERGED
