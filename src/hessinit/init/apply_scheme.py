@@ -31,10 +31,10 @@ from hessinit.init.weights import (
     snapshot,
     widths_change,
 )
+from hessinit.problem.checks import check_model, check_present, check_switches, unwrap
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Forward, Problem
 from hessinit.problem.ranks import check_each
-from hessinit.problem.validate import check_model, check_present, check_switches, unwrap
 from hessinit.results.initialization import PlannedWeight, SchemePlan
 
 BY_NORMS = ["forward", "backward", "compromise"]

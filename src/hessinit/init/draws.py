@@ -22,9 +22,9 @@ from hessinit.init.recorder import prepare_sample, preserved, run
 from hessinit.init.trace import WeightUse
 from hessinit.init.weights import Target, block_views
 from hessinit.problem.batches import tensors_in
-from hessinit.problem.operations import name_of, operation_named
+from hessinit.problem.checks import layer_name
+from hessinit.problem.graph import name_of, operation_named
 from hessinit.problem.problem import Forward
-from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import PlannedWeight
 
 DISTRIBUTIONS = ("normal", "truncated normal", "uniform")

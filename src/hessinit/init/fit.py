@@ -27,7 +27,7 @@ from hessinit.init.scales import ProblemFactory, ScaledModel, ScalingPath, Scali
 from hessinit.init.symmetries import SymmetryScaler
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target, TracedWeights, find_weight_uses
-from hessinit.problem.validate import layer_name
+from hessinit.problem.checks import layer_name
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry
 

@@ -37,11 +37,11 @@ from hessinit.init.trace import (
     sources_of,
 )
 from hessinit.problem.batches import cast, map_tensors, tensors_in
-from hessinit.problem.double_backward import twice_differentiable
-from hessinit.problem.explained import explain_module
-from hessinit.problem.operations import name_of, operation_named
+from hessinit.problem.functional import explain_module
+from hessinit.problem.graph import name_of, operation_named
 from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.problem.problem import Forward
+from hessinit.problem.substitutes import twice_differentiable
 
 # --- Calls of a model on copies of its weights, which leave it as it was
 

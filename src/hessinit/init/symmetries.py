@@ -38,8 +38,8 @@ from hessinit.curvature.preconditioner import (
     spectral_norm,
 )
 from hessinit.init.scales import ProblemFactory, finite_or_inf, lanczos_settings, network_estimator
+from hessinit.problem.checks import layer_name
 from hessinit.problem.functional import FunctionalProblem
-from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import Symmetry
 
 # A degree: the coefficients of the exponents x, by parameter. A tensor without one is a constant of

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hessinit.errors import ProblemError
 from hessinit.init.gain import Function, moment
-from hessinit.problem.operations import operation_named
+from hessinit.problem.graph import operation_named
 
 Kind = Literal["dense", "convolution", "transposed convolution", "embedding", "bilinear"]
 Shape = tuple[int, ...] | None

@@ -28,9 +28,9 @@ from hessinit.init.trace import (
     simplify,
     upstream_of,
 )
+from hessinit.problem.checks import find_layers, layer_name, unwrap
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Forward
-from hessinit.problem.validate import find_layers, layer_name, unwrap
 
 # Modules whose weights training sets.
 _LAYERS = (
