@@ -42,7 +42,7 @@ from torch import nn
 
 import hessinit
 from hessinit.training import loop
-from hessinit.training.data import Data, copy_to, read_data, reproducible, seed_everything
+from hessinit.training.loop import Data, copy_to, read_data, reproducible, seed_everything
 
 STEPS, LAST = 300, 30
 OPTIMIZERS = {"sgd": -3, "momentum": -6, "adamw": -8}  # the power of 2 at which the grid begins

@@ -22,7 +22,7 @@ from arena.tasks import BY_NAME, Task
 from hessinit.errors import ProblemError
 from hessinit.results.comparison import window
 from hessinit.training import loop
-from hessinit.training.data import Data, copy_to, read_data, reproducible, seed_everything
+from hessinit.training.loop import Data, copy_to, read_data, reproducible, seed_everything
 
 POINTS = 40  # of a loss curve
 LONGEST_NOTE = 160

@@ -38,9 +38,9 @@ from arena.training import _load  # noqa: E402
 from hessinit.problem.problem import Problem  # noqa: E402
 from hessinit.results.comparison import window  # noqa: E402
 from hessinit.training import initialize, loop  # noqa: E402
-from hessinit.training.data import copy_to, derive, reproducible, seed_everything  # noqa: E402
-from hessinit.training.survival import SURVIVAL  # noqa: E402
+from hessinit.training.loop import copy_to, derive, reproducible, seed_everything  # noqa: E402
 from hessinit.training.trial import VERDICT  # noqa: E402
+from hessinit.training.weight_trials import SURVIVAL  # noqa: E402
 
 CELLS = (
     ("relu-3", 0.09), ("relu-3", 0.3), ("relu-10", 0.09), ("relu-10", 0.3), ("tanh-10", 0.09),

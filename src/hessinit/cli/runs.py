@@ -331,7 +331,7 @@ class _Training(NamedTuple):
 
 
 def _load_training(source: str, training: TrainingOptions, tracked: TrackedOptions) -> _Training:
-    from hessinit.training.data import read_data
+    from hessinit.training.loop import read_data
 
     location = find_problem(source)
     seed = training.seed

@@ -24,17 +24,18 @@ from hessinit.progress import OnProgress, announce, check_progress
 from hessinit.results.comparison import Comparison, Run
 from hessinit.results.result import Plain, from_plain
 from hessinit.training import loop
-from hessinit.training.data import device_of, read_data
-from hessinit.training.initializers import (
+from hessinit.training.jobs import Job, JobFolder, check_folder, check_workers, count_cores
+from hessinit.training.loop import device_of, read_data
+from hessinit.training.trainer import (
+    Build,
+    FirstModel,
     Initializer,
     NormalWeights,
+    Trainer,
     WriteWeights,
     describe,
     read_schemes,
 )
-from hessinit.training.job_folder import JobFolder, check_folder
-from hessinit.training.trainer import Build, FirstModel, Trainer
-from hessinit.training.workers import Job, check_workers, count_cores
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,16 @@ from hessinit.results.initialization import LEARNED, Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training import loop
 from hessinit.training.optimizer_rules import name_rule, read_optimizer
-from hessinit.training.race import Candidate, RaceData, race_, read_race_data
-from hessinit.training.survival import SURVIVAL, FittedWeights, has_branches, survive_
+from hessinit.training.weight_trials import (
+    SURVIVAL,
+    Candidate,
+    FittedWeights,
+    RaceData,
+    has_branches,
+    race_,
+    read_race_data,
+    survive_,
+)
 
 OURS = "hessinit"
 YOURS = "your weights"

@@ -25,7 +25,7 @@ from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.validate import unwrap
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop
-from hessinit.training.data import (
+from hessinit.training.loop import (
     FEWEST_TO_HALVE,
     copy_to,
     device_of,
