@@ -89,8 +89,9 @@ def train(job: Job) -> dict[str, Any]:
         model.train()
         seed_everything(seed, "training")
         optimizer = loop.make_optimizer(task.make_optimizer, model, rate)
-        batches = (copy_to(each, cpu) for each in data.minibatches(seed))
-        losses, _ = loop.train(model, task.loss, batches, optimizer, steps=task.steps, build=task.build)
+        minibatches = itertools.islice(data.minibatches(seed), task.steps)
+        batches = (copy_to(batch, cpu) for batch in minibatches)
+        losses, _ = loop.train(model, task.loss, batches, optimizer, build=task.build)
     shown = [float(f"{loss:.5g}") for loss in losses]
     return {
         "task": name,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,25 +26,12 @@ from hessinit.problem.explained import (
 )
 from hessinit.problem.preserve import Draws, StandIns, UserState, untouched_random_state
 from hessinit.problem.preserve import uninterrupted as uninterrupted
-from hessinit.problem.problem import Forward, Problem
+from hessinit.problem.problem import Problem
 from hessinit.problem.validate import Layer, check_apart, check_present, check_values, find_layers
 
 # A softmax that is sure of its answer has a curvature of p(1 − p), which float32 cancels away. The
 # loss is cheap beside the model, so it is taken in float64, unless the output is that large.
 _MOST_FOR_DOUBLE = 2**22
-
-
-class ProblemOptions(TypedDict, total=False):
-    """The options of a `Problem`, which every verb shares."""
-
-    layers: str | Iterable[str] | None
-    forward: Forward | None
-    dtype: torch.dtype | None
-    dropout: str
-    reduction: str
-    check: bool
-    seed: int
-    precision: str
 
 
 @dataclass(frozen=True)

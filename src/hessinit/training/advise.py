@@ -16,7 +16,7 @@ from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError
+from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, choose
 from hessinit.measurement.facts import (
     facts_of,
     in_running_order,
@@ -30,9 +30,10 @@ from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import on_all_ranks
-from hessinit.problem.validate import check_switches, check_whole
+from hessinit.problem.validate import check_switches, check_tolerance, check_whole
 from hessinit.results import advice as results
 from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_warmup
+from hessinit.results.curvature_report import MATRICES, Estimate
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
 from hessinit.training.trial import LENGTHS, TrainingSetup, TrialSetting, prepare_trials
@@ -89,7 +90,12 @@ def advise(
     check_switches(strict=strict)
     trial_steps = check_whole("trial_steps", trial_steps, at_least=0)
     problem = as_problem(problem, loss, batch)
-    search = rules.read_lanczos_settings(curvature, tolerance, max_iterations, problem.seed)
+    choose("curvature", curvature, MATRICES)
+    search = LanczosSettings(
+        check_tolerance(tolerance),
+        check_whole("max_iterations", max_iterations, at_least=1),
+        problem.seed,
+    )
     rule = rules.build_optimizer_rule(
         optimizer, problem.model, lr=lr, layers=problem.layers, settings=settings
     )
@@ -146,7 +152,8 @@ def _find_limit(
     except DerivativeError as failure:
         if needed:
             raise
-        return rules.StabilityLimit.unknown(rule.rule, str(failure))
+        norm = Estimate(math.nan, 0.0, True, str(failure))  # trials alone tell the rate
+        return rules.StabilityLimit(math.nan, math.nan, norm, rule.rule)
 
 
 def _facts_of(
@@ -196,8 +203,9 @@ def _explain(limit: rules.StabilityLimit) -> tuple[str, str]:
     rule = limit.rule
     assert isinstance(rule, AdamRule)
     best = rule.best(norm)
-    reasons = say.explain_adaptive(norm, best, limit.stable, rule.decoupled_decay)
-    best_reason, stable_reason = reasons
+    best_reason, stable_reason = say.explain_adaptive(
+        norm, best, limit.stable, rule.decoupled_decay
+    )
     if limit.first_step < best:
         best_reason = (
             "The first step sets it: it lowers the quadratic model of the loss most at this rate."
@@ -312,14 +320,11 @@ class RateSearch:
         """
         pair = [self._trial(power), self._trial(power - 1)]
         gain = self.setting.setup.loss_range.gain(pair[0].losses[0])
-        if all(self._stands_still(trial, gain) for trial in pair):
+        still = SEARCH.still * gain
+        if all(trial.survived and abs(trial.score - trial.losses[0]) < still for trial in pair):
             return True
         falls = self._falls(power) and self._falls(power - 1)
         return self.learned and falls and self._is_better(power, power - 1)
-
-    @staticmethod
-    def _stands_still(trial: Trial, gain: float) -> bool:
-        return trial.survived and abs(trial.score - trial.losses[0]) < SEARCH.still * gain
 
     @property
     def learned(self) -> bool:

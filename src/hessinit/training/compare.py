@@ -27,6 +27,7 @@ from hessinit.training import loop
 from hessinit.training.jobs import Job, JobFolder, check_folder, check_workers, count_cores
 from hessinit.training.loop import device_of, read_data
 from hessinit.training.trainer import (
+    OURS,
     Build,
     FirstModel,
     Initializer,
@@ -130,8 +131,12 @@ class Grid:
 
     @property
     def rate_dependent(self) -> tuple[str, ...]:
-        """The schemes whose weights may depend on the learning rate."""
-        return tuple(scheme.name for scheme in self.schemes if scheme.depends_on_rate)
+        """The schemes whose weights may depend on the learning rate, which functions receive."""
+        return tuple(
+            scheme.name
+            for scheme in self.schemes
+            if scheme.scheme == OURS or not isinstance(scheme.scheme, (str, NormalWeights))
+        )
 
     def is_measured(self, key: Key) -> bool:
         """Whether the run shows norms: at the lowest rate alone, if all share the weights."""
@@ -187,7 +192,7 @@ def compare(
     >>> comparison.best
     ('he', 0.1)
     """
-    _check_settings(settings)
+    validate.check_kind("settings", settings, RunSettings, "workers=4")
     check_each("compare", settings.distributed)
     steps = validate.check_whole("steps", steps, at_least=USUAL.fewest_steps)
     grid = _read_grid(schemes, learning_rates, seeds, settings, steps)
@@ -275,7 +280,7 @@ def sweep(
     True
     """
     steps = validate.check_whole("steps", steps, at_least=USUAL.fewest_steps)
-    _check_settings(settings)
+    validate.check_kind("settings", settings, RunSettings, "workers=4")
     patterns: Any = layers
     if not isinstance(layers, str):
         patterns = tuple(validate.list_patterns(layers) or ()) or None
@@ -297,14 +302,6 @@ def sweep(
         folder=folder,
         settings=settings,
     )
-
-
-def _check_settings(settings: Any) -> None:
-    if not isinstance(settings, RunSettings):
-        raise ProblemError(
-            f"settings is a {type(settings).__name__}; it must be a hessinit.RunSettings, such as "
-            "RunSettings(workers=4)."
-        )
 
 
 def _read_problem(loss: Any, data: Any) -> tuple[Loss, Any, dict[str, Any]]:

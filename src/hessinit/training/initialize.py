@@ -265,11 +265,7 @@ def _read_request(
     model: nn.Module,
 ) -> FitRequest:
     """Return what to fit to; the optimizer that a user's function builds tells its rule."""
-    if not isinstance(fit, Fit):
-        raise ProblemError(
-            f"fit is a {type(fit).__name__}; it must be hessinit.Fit(...), such as "
-            "hessinit.Fit(scheme='he')."
-        )
+    validate.check_kind("fit", fit, Fit, "scheme='he'")
     if isinstance(optimizer, str):
         return FitRequest(lr, target, optimizer, fit)
     loop.check_optimizer(optimizer)

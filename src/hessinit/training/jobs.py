@@ -22,11 +22,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from hessinit._version import __version__
 from hessinit.errors import ProblemError
-from hessinit.problem.preserve import deliver_interrupts
+from hessinit.problem.double_backward import default_device
+from hessinit.problem.preserve import deliver_interrupts, untouched_random_state
+from hessinit.problem.validate import check_whole
 from hessinit.progress import OnProgress, StepCounter, check_progress, report_progress
 from hessinit.results.result import Plain, to_plain, write_text
+from hessinit.training.loop import ONE_AT_A_TIME, seed_generators
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,6 @@ class Job:
 # Makes a result from a job; to leave this process, both must be picklable.
 Work = Callable[[Job], Any]
 Results = Generator[tuple[Job, Any], None, None]
-ONE_AT_A_TIME = threading.RLock()  # runs use global generators and settings, so threads take turns
 
 
 class WorkerLostError(ProblemError):
@@ -67,7 +71,7 @@ def run_jobs(
     """
     if executor is not None:
         if type(executor).__module__.startswith("distributed."):
-            from hessinit.training.cluster import run_on_cluster
+            from hessinit.training.cluster import run_on_cluster  # which needs Dask
 
             return run_on_cluster(work, jobs, executor), ()
         packed = pack(work)
@@ -96,8 +100,6 @@ def count_cores() -> int:
 
 def check_workers(workers: Any, executor: Any) -> None:
     """Raise ProblemError if both are given, or if one is not what it must be."""
-    from hessinit.problem.validate import check_whole
-
     if workers is not None:
         check_whole("workers", workers, at_least=1)
         if executor is not None:
@@ -153,10 +155,6 @@ def _as_they_finish(submit: Callable[[Job], Future[Any]], jobs: Sequence[Job]) -
 
 def pack(work: Work, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
     """Return the pickled `PackedWork`; raise ProblemError if the work cannot be pickled."""
-    import torch
-
-    from hessinit.problem.double_backward import default_device
-
     packed = PackedWork(
         work,
         torch.get_default_dtype(),
@@ -177,8 +175,6 @@ def pack(work: Work, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
 
 def software_versions() -> str:
     """Return the versions that must be the same in all processes: not +cpu or +cu126."""
-    import torch
-
     return f"hessinit {__version__}, torch {torch.__version__.partition('+')[0]}"
 
 
@@ -199,9 +195,6 @@ def _check_main_file(uses_main: bool) -> None:
 @functools.lru_cache(maxsize=1)
 def _unpack(packed: bytes) -> PackedWork:
     """Load the work; what the user's files draw while they are imported is the same everywhere."""
-    from hessinit.problem.preserve import untouched_random_state
-    from hessinit.training.loop import seed_generators
-
     with untouched_random_state(), contextlib.redirect_stdout(io.StringIO()):
         seed_generators(0)
         work: PackedWork = pickle.loads(packed)
@@ -215,10 +208,6 @@ def _unpack(packed: bytes) -> PackedWork:
 
 def run_packed(packed: bytes, job: Job) -> Any:
     """Return the result under the caller's settings of torch, and restore those of the worker."""
-    import torch
-
-    from hessinit.problem.double_backward import default_device
-
     with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
         unpacked = _unpack(packed)
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())

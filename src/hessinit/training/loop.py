@@ -8,6 +8,7 @@ import itertools
 import math
 import random
 import statistics
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,8 +25,8 @@ from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import uninterrupted, untouched_random_state, untouched_sources
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.results.track_record import Tracking
-from hessinit.training.jobs import ONE_AT_A_TIME
 
+ONE_AT_A_TIME = threading.RLock()  # runs use global generators and settings, so threads take turns
 # Half of fewer examples may be far sharper than the batch.
 FEWEST_TO_HALVE = 16
 
@@ -121,16 +122,17 @@ class Data:
             return self.parts[int(torch.randint(len(self.parts), (1,), generator=source))]
         return self.parts[0].take(self._permutation(source)[: self.batch_size])
 
-    def tracked_batches(self, examples: int, seed: int) -> list[Batch]:
-        """Return one batch of that many random examples, or ready batches with at least as many."""
+    def tracked_batch(self, examples: int, seed: int) -> Any:
+        """Return that many random examples, or ready batches with at least as many, as pairs."""
         order = self._permutation(generator(seed, "tracked batch"))
         if not self.ready:
-            return [self.parts[0].take(order[:examples])]
+            tracked = self.parts[0].take(order[:examples])
+            return tracked.inputs, tracked.targets
         chosen: list[Batch] = []
         for index in order.tolist():
             if sum(batch.size for batch in chosen) < examples:
                 chosen.append(self.parts[index])
-        return chosen
+        return [(batch.inputs, batch.targets) for batch in chosen]
 
     def digest(self) -> str:
         """Return a hash of all examples, with their shapes and dtypes."""
@@ -301,7 +303,6 @@ def train(
     batches: Iterable[tuple[Any, Any]],
     optimizer: Optimizer,
     *,
-    steps: int | None = None,
     warmup: Warmup | None = None,
     forward: Forward | None = None,
     build: Callable[[], nn.Module] | None = None,
@@ -309,13 +310,13 @@ def train(
 ) -> tuple[list[float], str]:
     """Train in place; returns the loss of every mini-batch before its step, and why it failed.
 
-    At most `steps` of the `batches` are used. A loss that is not finite is the last, and no step is
+    A loss that is not finite is the last, and no step is
     made with it. An exception counts as a loss of nan if the weights are its cause: some are not
     finite, or a new model from `build` accepts the same batch. `on_step(number, loss)` is called
     after every step, counted from 1.
     """
     losses: list[float] = []
-    for step, batch in enumerate(itertools.islice(batches, steps)):
+    for step, batch in enumerate(batches):
         if warmup is not None:
             warmup.set(step)
         model.zero_grad(set_to_none=True)  # that of the optimizer asks torch's compiler each time
@@ -370,37 +371,28 @@ def _caused_by_weights(
 
 def train_and_track(
     problem: Problem,
-    data: Any,
+    data: Data,
     *,
     lr: float,
-    steps: int = 200,
-    batch_size: int = 64,
+    steps: int,
     optimizer: str | MakeOptimizer = "sgd",
     warmup: int = 0,
-    examples: int = 256,
     name: str = "",
-    on_step: Callable[[int, float], object] | None = None,
+    on_step: Callable[[int, float], object] = lambda step, loss: None,
     **tracking: Any,
 ) -> Tracking:
     """Train the problem's model in place on mini-batches of `data`, and track its curvature.
 
-    It is measured on `examples` of the data. `data`, `batch_size`, `optimizer` and `warmup` are as
-    in `compare`; `tracking` are arguments of `track`. Start and end are measured whatever the
-    `max_overhead`. `on_step(step, loss)` is called after every step. The same seed gives the same
-    weights, and the caller's random generators are not touched.
+    It is measured on the batch of the problem. `optimizer` and `warmup` are as in `compare`;
+    `tracking` are arguments of `track`. Start and end are measured whatever the `max_overhead`.
+    `on_step(step, loss)` is called after every step. The same seed gives the same weights, and the
+    caller's random generators are not touched.
     """
     from hessinit.training.track import TrackSettings, track
 
     steps = validate.check_whole("steps", steps, at_least=1)
-    batch_size = validate.check_whole("batch_size", batch_size, at_least=1)
-    examples = validate.check_whole("examples", examples, at_least=1)
     rate = check_positive("lr", lr)
-    warmup = validate.check_whole("warmup", warmup, at_least=0)
     check_optimizer(optimizer)
-    read = read_data(data, batch_size, steps)
-    batches = read.tracked_batches(examples, problem.seed)
-    pairs = [(batch.inputs, batch.targets) for batch in batches]
-    problem = replace(problem, batch=pairs[0] if len(pairs) == 1 else pairs)
     model = problem.model
     with (
         in_mode(model, training=True),
@@ -418,23 +410,23 @@ def train_and_track(
 
             def after_step(step: int, loss: float) -> None:
                 tracker.step(loss)
-                if on_step is not None:
-                    on_step(step, loss)
-                if not math.isfinite(loss):
-                    tracker.add_note(
-                        f"The loss became {loss} at step {tracker.steps}; training ended there."
-                    )
+                on_step(step, loss)
 
-            train(
+            batches = itertools.islice(data.minibatches(problem.seed), steps)
+            copies = (copy_to(batch, device_of(model)) for batch in batches)
+            losses, _ = train(
                 model,
                 problem.loss,
-                (copy_to(batch, device_of(model)) for batch in read.minibatches(problem.seed)),
+                copies,
                 stepper,
-                steps=steps,
                 warmup=ramp,
                 forward=problem.forward,
                 on_step=after_step,
             )
+            if not math.isfinite(losses[-1]):
+                tracker.add_note(
+                    f"The loss became {losses[-1]} at step {tracker.steps}; training ended there."
+                )
             if tracker.tracking.points[-1].step < tracker.steps:
                 tracker.measure()
         return tracker.close()

@@ -37,6 +37,7 @@ from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
 from hessinit.problem.validate import (
+    check_kind,
     check_switches,
     check_tolerance,
     check_whole,
@@ -44,6 +45,7 @@ from hessinit.problem.validate import (
     unwrap,
 )
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
+from hessinit.results.curvature_report import MATRICES
 from hessinit.results.initialization import Initialization
 from hessinit.results.result import Plain, to_plain, write_text
 from hessinit.results.track_record import (
@@ -85,7 +87,7 @@ class TrackSettings:
     warn: bool = True
 
     def __post_init__(self) -> None:
-        choose("curvature", self.curvature, ["gauss-newton", "hessian"])
+        choose("curvature", self.curvature, MATRICES)
         check_tolerance(self.tolerance)
         check_whole("max_iterations", self.max_iterations, at_least=1)
         check_switches(each_layer=self.each_layer, at_start=self.at_start, warn=self.warn)
@@ -138,11 +140,7 @@ def track(
     (1.0, 0.75)
     """
     problem = as_problem(problem, loss, batch)
-    if not isinstance(settings, TrackSettings):
-        raise ProblemError(
-            f"settings is a {type(settings).__name__}; it must be a hessinit.TrackSettings, such "
-            "as TrackSettings(each_layer=True)."
-        )
+    check_kind("settings", settings, TrackSettings, "each_layer=True")
     check_switches(resume=resume)
     every = check_whole("every", every, at_least=1)
     max_overhead = check_number(
@@ -181,7 +179,6 @@ def _read_optimizer(
     """Return the learning rate that was passed or built in, and the optimizer or its rule."""
     if optimizer is None:
         return rate, rules.OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
-    rules.require_known_optimizer(optimizer)
     if isinstance(optimizer, torch.optim.Optimizer):
         return rate, optimizer
     rule = rules.build_optimizer_rule(optimizer, problem.model, lr=rate, layers=problem.layers)
@@ -345,7 +342,9 @@ class Tracker:
                 self._sinks.remove(sink)
                 self._notes.append(f"Logging stopped at step {point.step}: {failure!r}")
         self._budget.count(time.perf_counter() - started)
-        if self._crosses_limit() and self._subject.warns:
+        ranks = self._subject.ranks
+        is_first = ranks is None or not ranks.rank
+        if self._crosses_limit() and self._subject.settings.warn and is_first:
             message = warn_of_limit(point, self._record.optimizer)
             # The caller of step, or of track; both this and track are decorated.
             warnings.warn(message, EdgeOfStabilityWarning, stacklevel=6 if must_succeed else 4)
@@ -383,7 +382,8 @@ class Tracker:
         notes = []
         if rule.rule is None:
             notes += [note for note in rule.notes if note not in self._record.notes]
-        measured_in = weights, self._subject.modes()
+        model = unwrap(self._subject.problem.model)
+        measured_in = weights, [module.training for module in model.modules()]
         if self._measured_in not in (None, measured_in):
             notes.append(
                 "Since the last point, the measured weights or modes of modules (train or eval) "
@@ -463,21 +463,12 @@ class _Subject:
         settings = self.settings
         return LanczosSettings(settings.tolerance, settings.max_iterations, self.problem.seed)
 
-    @property
-    def warns(self) -> bool:
-        """Whether this process warns: rank 0 does."""
-        return self.settings.warn and (self.ranks is None or not self.ranks.rank)
-
     def on_first_rank(self, work: Callable[[], T]) -> T:
         """Do the work on rank 0; return its result on all ranks that track together."""
         if self.ranks is None:
             return work()
         with self.ranks.together():
             return self.ranks.first(work)
-
-    def modes(self) -> list[bool]:
-        """Return which modules are in train mode."""
-        return [module.training for module in unwrap(self.problem.model).modules()]
 
     def read_optimizer(self, rate: float | None) -> rules.OptimizerRule:
         """Return the rule of the optimizer as it is now: schedules and added groups change it."""

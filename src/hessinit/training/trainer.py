@@ -78,11 +78,6 @@ class Initializer:
     warmup: int = 0
 
     @property
-    def depends_on_rate(self) -> bool:
-        """Whether the weights may depend on the learning rate, which a user's function receives."""
-        return self.scheme == OURS or not isinstance(self.scheme, (str, NormalWeights))
-
-    @property
     def description(self) -> str:
         """What the record of the experiment says; the same in every process."""
         if not self.warmup:
@@ -266,12 +261,12 @@ class Trainer:
         device = device_of(model)
         seed_everything(seed, "training")  # so that measuring changes nothing
         optimizer = loop.make_optimizer(self.optimizer, model, rate)
+        batches = itertools.islice(self.data.minibatches(seed), self.steps)
         return loop.train(
             model,
             self._loss_on(device),
-            (copy_to(batch, device) for batch in self.data.minibatches(seed)),
+            (copy_to(batch, device) for batch in batches),
             optimizer,
-            steps=self.steps,
             warmup=loop.Warmup(optimizer, scheme.warmup),
             forward=self.options["forward"],
             build=lambda: self.build_model(seed),

@@ -410,7 +410,10 @@ class _Race:
 
     def knock_out(self, runners: list[_Runner]) -> list[_Runner]:
         """Train the better half on, round by round; returns the finalists, the best one first."""
-        self._plan(len(runners))
+        count = len(runners)
+        for start, end in itertools.pairwise((0, *self._ends)):
+            self.counter.expect(count * (end - start))
+            count = _better_half(count)
         for end in self._ends:
             for runner in runners:
                 self._train(runner, end)
@@ -444,11 +447,6 @@ class _Race:
             if runner.survived:
                 return [runner]
         return []
-
-    def _plan(self, count: int) -> None:
-        for start, end in itertools.pairwise((0, *self._ends)):
-            self.counter.expect(count * (end - start))
-            count = _better_half(count)
 
     def _rank(self, runner: _Runner, lowest: float) -> float:
         """Return the score, with the handicap; all that have learned next to nothing are equal.
