@@ -127,23 +127,6 @@ def _read_batch(model: nn.Module, batch: Any) -> tuple[Any, Tensor | None]:
             return inputs, labels
         batch = {**inputs, "labels": labels}
     named = {str(name): value for name, value in batch.items() if value is not None}
-    _check_tensors(named)
-    labels = next((named[name] for name in _LABELS if name in named), None)
-    parameters = inspect.signature(model.forward).parameters.values()
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    accepted = {parameter.name for parameter in parameters if parameter.kind in by_name}
-    left_out = {*_LABELS, *(_EXTRA - accepted)}
-    inputs = {name: value for name, value in named.items() if name not in left_out}
-    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    if len(inputs) == 1 and not accepts_any and not accepted.intersection(inputs):
-        return next(iter(inputs.values())), labels  # model(images), whatever the batch calls them
-    if "use_cache" in accepted:
-        inputs["use_cache"] = False  # keys and values for the next token would only take memory
-    return inputs, labels
-
-
-def _check_tensors(named: Mapping[str, Any]) -> None:
-    """Raise ProblemError for lists of tokens, and for one example without a batch dimension."""
     for name, value in named.items():
         if name not in _EXTRA and not isinstance(value, Tensor | bool | int | str):
             raise ProblemError(
@@ -156,6 +139,18 @@ def _check_tensors(named: Mapping[str, Any]) -> None:
             f"batch['input_ids'] has shape {tuple(tokens.shape)}, that of one example; collate the "
             "examples first (transformers.default_data_collator(examples))."
         )
+    labels = next((named[name] for name in _LABELS if name in named), None)
+    parameters = inspect.signature(model.forward).parameters.values()
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    accepted = {parameter.name for parameter in parameters if parameter.kind in by_name}
+    left_out = {*_LABELS, *(_EXTRA - accepted)}
+    inputs = {name: value for name, value in named.items() if name not in left_out}
+    accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    if len(inputs) == 1 and not accepts_any and not accepted.intersection(inputs):
+        return next(iter(inputs.values())), labels  # model(images), whatever the batch calls them
+    if "use_cache" in accepted:
+        inputs["use_cache"] = False  # keys and values for the next token would only take memory
+    return inputs, labels
 
 
 def _with_labels(
@@ -269,9 +264,10 @@ def _check_own_loss(
     model: nn.Module, inputs: Any, labels: Tensor, targets: Tensor, loss: Loss, task: str
 ) -> None:
     """Refuse a model whose own loss in eval mode, if it has one, is not `loss` of its logits."""
-    own_loss, logits = _own_loss(model, inputs, labels)
-    if own_loss is None or logits is None:
+    own = _own_loss(model, inputs, labels)
+    if own is None:
         return
+    own_loss, logits = own
     try:
         ours = float(loss(logits, targets.to(logits.device)))
         theirs = own_loss.item()
@@ -291,12 +287,12 @@ def _check_own_loss(
         )
 
 
-def _own_loss(model: nn.Module, inputs: Any, labels: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _own_loss(model: nn.Module, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the loss that the model itself computes in eval mode, and its logits, if it does."""
     first = next(model.parameters(), None)
     has_loss = "labels" in inspect.signature(model.forward).parameters
     if not has_loss or not isinstance(inputs, Mapping) or first is None:
-        return None, None
+        return None
     arguments = cast(inputs, first.dtype, first.device)
     try:
         with (
@@ -311,11 +307,11 @@ def _own_loss(model: nn.Module, inputs: Any, labels: Tensor) -> tuple[Tensor | N
             # Labels are not cast: doubles mean several classes.
             output = model(**{**arguments, "labels": labels.to(first.device)})
     except Exception:
-        return None, None
+        return None
     loss = getattr(output, "loss", None)
     logits = getattr(output, "logits", None)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not isinstance(logits, Tensor):
-        return None, None
+        return None
     is_low = logits.dtype in (torch.float16, torch.bfloat16)
     return loss, logits.float() if is_low else logits  # most models compute the loss in float32
 

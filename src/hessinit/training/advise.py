@@ -104,8 +104,7 @@ def advise(
         evaluations = evaluate(measured)
         limit = _find_limit(rule, evaluations, curvature, search, needed=not trial_steps)
         facts = _facts_of(measured, evaluations, curvature)
-        uncounted = note_uncounted(measured, rule.moved)
-        facts["notes"] += (*rule.notes, *uncounted, *limit.notes)
+        facts["notes"] += (*rule.notes, *note_uncounted(measured, rule.moved), *limit.notes)
         gradient = loss_gradient(evaluations).seconds
     rates = None
     warmup = None
@@ -145,9 +144,12 @@ def _find_limit(
     """Return the stability limit; an unknown one without a curvature, unless it is `needed`."""
     assert rule.rule is not None
     try:
-        engine = build_engine(evaluations, curvature, settings)
         return rules.find_stability_limit(
-            rule, engine, evaluations, settings, semidefinite=curvature == "gauss-newton"
+            rule,
+            build_engine(evaluations, curvature, settings),
+            evaluations,
+            settings,
+            semidefinite=curvature == "gauss-newton",
         )
     except DerivativeError as failure:
         if needed:
@@ -161,11 +163,10 @@ def _facts_of(
 ) -> dict[str, Any]:
     """Return the fields of the advice that describe the problem."""
     shared = facts_of(problem, evaluations)
-    layers = in_running_order(problem, evaluations)
     return {
         "curvature": curvature,
         **{name: shared[name] for name in ("loss", "examples", "versions")},
-        "weights": tuple(layer.name for layer in layers),
+        "weights": tuple(layer.name for layer in in_running_order(problem, evaluations)),
         "parameters": sum(layer.size for layer in problem.layers),
         "notes": (*notes_on(problem, evaluations), *note_unchecked(problem.check)),
     }

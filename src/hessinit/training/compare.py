@@ -141,8 +141,8 @@ class Grid:
     def is_measured(self, key: Key) -> bool:
         """Whether the run shows norms: at the lowest rate alone, if all share the weights."""
         scheme, rate, _ = key
-        depends = scheme in self.rate_dependent
-        return self.measures_curvature and (depends or rate == min(self.rates))
+        is_shown = scheme in self.rate_dependent or rate == min(self.rates)
+        return self.measures_curvature and is_shown
 
 
 @uninterrupted
@@ -306,13 +306,10 @@ def sweep(
 
 def _read_problem(loss: Any, data: Any) -> tuple[Loss, Any, dict[str, Any]]:
     """Return loss, data, and the options of a problem for every model."""
-    if not isinstance(loss, Problem):
-        # The model is checked once it is built.
-        problem = Problem(nn.Identity(), loss, None)
-    else:
-        problem = loss
-        if data is None:
-            data = problem.batch
+    # The model is checked once it is built.
+    problem = loss if isinstance(loss, Problem) else Problem(nn.Identity(), loss, None)
+    if data is None:
+        data = problem.batch
     of_a_run = ("model", "loss", "batch", "seed")
     names = [field.name for field in fields(Problem) if field.name not in of_a_run]
     return problem.loss, data, {name: getattr(problem, name) for name in names}
@@ -323,9 +320,8 @@ def _read_list(
 ) -> tuple[Any, ...]:
     numbers = [read(name, value) for value in list_of(values)]
     if not numbers or len(set(numbers)) < len(numbers):
-        shown = numbers or values
         raise ProblemError(
-            f"{name}={shown!r} must be a list of numbers, each once, such as {example}."
+            f"{name}={numbers or values!r} must be a list of numbers, each once, such as {example}."
         )
     return tuple(numbers)
 

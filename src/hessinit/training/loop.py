@@ -444,8 +444,10 @@ def check_optimizer(optimizer: Any) -> None:
     elif isinstance(optimizer, nn.Module) or not (
         accepts(optimizer, [], wrapped=False) or accepts(optimizer, [], 0.1, wrapped=False)
     ):
-        rule = f"a name, such as 'adam', or a function that builds one, such as {EXAMPLE}"
-        raise ProblemError(f"optimizer is a {type(optimizer).__name__}; it must be {rule}.")
+        raise ProblemError(
+            f"optimizer is a {type(optimizer).__name__}; it must be a name, such as 'adam', or a "
+            f"function that builds one, such as {EXAMPLE}."
+        )
 
 
 def make_optimizer(
@@ -473,9 +475,8 @@ def make_optimizer(
     rate = 1.0 if learning_rate is None else learning_rate
     if isinstance(optimizer, str):
         return OPTIMIZERS[optimizer](parameters, rate, momentum)
-    takes_rate = accepts(optimizer, [], 0.1)
-    if learning_rate is None and accepts(optimizer, []):
-        takes_rate = False
+    keeps_rate = learning_rate is None and accepts(optimizer, [])
+    takes_rate = not keeps_rate and accepts(optimizer, [], 0.1)
     try:
         built: Any = optimizer(parameters, rate) if takes_rate else optimizer(parameters)
     except ValueError as failure:  # torch refuses an empty list

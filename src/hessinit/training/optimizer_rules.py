@@ -264,8 +264,7 @@ def _decoupled_decay(rule: AdamRule, decay: Tensor, relative_rates: Tensor | Non
 
     That is at z = −1, where the roots leave the unit circle.
     """
-    strength = (1 + rule.beta1) / (1 - rule.beta1)
-    acting = strength * decay
+    acting = (1 + rule.beta1) / (1 - rule.beta1) * decay
     return acting if relative_rates is None else acting * relative_rates
 
 

@@ -536,9 +536,10 @@ class _Subject:
                 )
                 stable = limit.stable
                 products += limit.products
-            loss = sum(evaluation.loss_value * evaluation.weight for evaluation in evaluations)
             fields = {
-                "loss": loss,
+                "loss": sum(
+                    evaluation.loss_value * evaluation.weight for evaluation in evaluations
+                ),
                 "norm": extremes.norm.value,
                 "error": extremes.norm.error,
                 "converged": extremes.norm.converged,

@@ -122,8 +122,10 @@ def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
         names = [schemes] if isinstance(schemes, str) else list_of(schemes)
         named = list(zip(names, names, strict=True))
     if not named:
-        rule = "a list of names, such as ['he'], or a mapping from names to names or functions"
-        raise ProblemError(f"schemes={schemes!r} must be {rule}.")
+        raise ProblemError(
+            f"schemes={schemes!r} must be a list of names, such as ['he'], or a mapping from names "
+            "to names or functions."
+        )
     if len({name for name, _ in named}) < len(named):
         raise ProblemError(f"schemes={schemes!r} must hold every scheme once.")
     return tuple(_read_scheme(name, scheme, warmup) for name, scheme in named)
@@ -230,8 +232,10 @@ class Trainer:
 
     def _problem(self, model: nn.Module, batch: Batch, seed: int) -> Problem:
         device = device_of(model)
-        pair = copy_to(batch, device)  # the model may write into its inputs
-        return Problem(model, self._loss_on(device), pair, **self.options, seed=seed)
+        # The model may write into its inputs.
+        return Problem(
+            model, self._loss_on(device), copy_to(batch, device), **self.options, seed=seed
+        )
 
     def _measure(
         self, model: nn.Module, scheme: Initializer, seed: int
@@ -241,8 +245,9 @@ class Trainer:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", ConvergenceWarning)
             try:
-                batch = self.data.initial_batch(seed)
-                problem = self._problem(model, batch, derive(seed, "measure"))
+                problem = self._problem(
+                    model, self.data.initial_batch(seed), derive(seed, "measure")
+                )
                 if scheme.scheme == "hessinit":  # `initialize_` has checked the derivatives
                     problem = replace(problem, check=False)
                 report = measure(problem, tolerance=TOLERANCE, distributed="each")
