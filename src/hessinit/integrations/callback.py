@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 
 import hessinit
 from hessinit.errors import ProblemError
+from hessinit.problem.checks import check_kind, check_present, find_layers, unwrap
 from hessinit.problem.ranks import Ranks, is_one_of_several, share_weights
-from hessinit.problem.validate import check_kind, check_present, find_layers, unwrap
 from hessinit.training.optimizer_rules import name_rule, read_optimizer
 
 T = TypeVar("T")

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from hessinit.errors import ProblemError, choose
 from hessinit.problem.batches import cast, read_few
+from hessinit.problem.checks import check_model, unwrap
 from hessinit.problem.preserve import UserState, uninterrupted, untouched_random_state
 from hessinit.problem.problem import Loss, Problem
-from hessinit.problem.validate import check_model, unwrap
 
 TASKS = ["causal-lm", "masked-lm", "seq2seq-lm", "classification", "regression"]
 IGNORED = -100  # the label of positions that do not count, in torch as in Transformers
@@ -127,18 +127,7 @@ def _read_batch(model: nn.Module, batch: Any) -> tuple[Any, Tensor | None]:
             return inputs, labels
         batch = {**inputs, "labels": labels}
     named = {str(name): value for name, value in batch.items() if value is not None}
-    for name, value in named.items():
-        if name not in _EXTRA and not isinstance(value, Tensor | bool | int | str):
-            raise ProblemError(
-                f"batch[{name!r}] is a {type(value).__name__}; it must be a tensor. Tokenize with "
-                'return_tensors="pt" and padding=True, or collate the examples first.'
-            )
-    tokens = named.get("input_ids")
-    if tokens is not None and tokens.ndim < 2:
-        raise ProblemError(
-            f"batch['input_ids'] has shape {tuple(tokens.shape)}, that of one example; collate the "
-            "examples first (transformers.default_data_collator(examples))."
-        )
+    _check_tensors(named)
     labels = next((named[name] for name in _LABELS if name in named), None)
     parameters = inspect.signature(model.forward).parameters.values()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -151,6 +140,22 @@ def _read_batch(model: nn.Module, batch: Any) -> tuple[Any, Tensor | None]:
     if "use_cache" in accepted:
         inputs["use_cache"] = False  # keys and values for the next token would only take memory
     return inputs, labels
+
+
+def _check_tensors(named: Mapping[str, Any]) -> None:
+    """Raise ProblemError for lists of tokens, and for one example without a batch dimension."""
+    for name, value in named.items():
+        if name not in _EXTRA and not isinstance(value, Tensor | bool | int | str):
+            raise ProblemError(
+                f"batch[{name!r}] is a {type(value).__name__}; it must be a tensor. Tokenize with "
+                'return_tensors="pt" and padding=True, or collate the examples first.'
+            )
+    tokens = named.get("input_ids")
+    if tokens is not None and tokens.ndim < 2:
+        raise ProblemError(
+            f"batch['input_ids'] has shape {tuple(tokens.shape)}, that of one example; collate the "
+            "examples first (transformers.default_data_collator(examples))."
+        )
 
 
 def _with_labels(
@@ -264,10 +269,10 @@ def _check_own_loss(
     model: nn.Module, inputs: Any, labels: Tensor, targets: Tensor, loss: Loss, task: str
 ) -> None:
     """Refuse a model whose own loss in eval mode, if it has one, is not `loss` of its logits."""
-    own = _own_loss(model, inputs, labels)
-    if own is None:
+    computed = _own_loss(model, inputs, labels)
+    if computed is None:
         return
-    own_loss, logits = own
+    own_loss, logits = computed
     try:
         ours = float(loss(logits, targets.to(logits.device)))
         theirs = own_loss.item()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, check_callable, choose
 from hessinit.problem.batches import Batch, read_batches
-from hessinit.problem.validate import (
+from hessinit.problem.checks import (
     PRECISIONS,
     check_model,
     check_order,

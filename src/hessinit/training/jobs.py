@@ -26,9 +26,9 @@ import torch
 
 from hessinit._version import __version__
 from hessinit.errors import ProblemError
-from hessinit.problem.double_backward import default_device
+from hessinit.problem.checks import check_whole
 from hessinit.problem.preserve import deliver_interrupts, untouched_random_state
-from hessinit.problem.validate import check_whole
+from hessinit.problem.substitutes import default_device
 from hessinit.progress import OnProgress, StepCounter, check_progress, report_progress
 from hessinit.results.result import Plain, to_plain, write_text
 from hessinit.training.loop import ONE_AT_A_TIME, seed_generators

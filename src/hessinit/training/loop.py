@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from hessinit.errors import ProblemError, accepts, check_positive, choose
-from hessinit.problem import validate
+from hessinit.problem import checks
 from hessinit.problem.batches import Batch, map_tensors, part_of, read_batches, tensors_in
-from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import uninterrupted, untouched_random_state, untouched_sources
 from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.substitutes import in_mode
 from hessinit.results.track_record import Tracking
 
 ONE_AT_A_TIME = threading.RLock()  # runs use global generators and settings, so threads take turns
@@ -331,7 +331,7 @@ def train(
             failure = f"Step {step + 1} failed on the weights that training led to: {raised}"
             losses.append(math.nan)
         else:
-            validate.check_loss_value(value)
+            checks.check_loss_value(value)
             losses.append(value.item())
             if math.isfinite(losses[-1]):
                 value.backward()
@@ -390,7 +390,7 @@ def train_and_track(
     """
     from hessinit.training.track import TrackSettings, track
 
-    steps = validate.check_whole("steps", steps, at_least=1)
+    steps = checks.check_whole("steps", steps, at_least=1)
     rate = check_positive("lr", lr)
     check_optimizer(optimizer)
     model = problem.model

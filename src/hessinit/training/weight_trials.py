@@ -20,13 +20,13 @@ from hessinit.init.scales import ProblemFactory, ScaledModel
 from hessinit.init.weights import Target
 from hessinit.present.advice import WAYS_TO_LEARN
 from hessinit.problem.batches import Batch, read_batches
+from hessinit.problem.checks import all_finite
 from hessinit.problem.preserve import (
     ModelState,
     UserState,
     untouched_random_state,
     untouched_sources,
 )
-from hessinit.problem.validate import all_finite
 from hessinit.progress import OnProgress, StepCounter
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import LEARNED, Initialization, Trial
