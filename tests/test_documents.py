@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+import runpy
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -106,6 +107,15 @@ def test_links_lead_somewhere_and_commands_are_in_blocks(document: Path) -> None
         assert INDENTED_COMMAND.findall(text) == [], "put it in a block marked console (run) or text (shown)"
 
 
+RECORDS = runpy.run_path(str(ROOT / "docs" / "building" / "records.py"))
+
+
+@pytest.mark.parametrize("document", RECORDS["PAGES"], ids=relative_name)
+def test_numbers_and_tables_are_those_of_the_records(document: Path) -> None:
+    """`python docs/building/records.py` writes what is stale."""
+    assert RECORDS["stale"](document.read_text(encoding="utf-8")) == []
+
+
 def test_every_public_name_option_and_command_is_described() -> None:
     from hessinit.cli.app import app
 
@@ -172,3 +182,13 @@ def test_links_to_missing_files_and_headings_are_found(tmp_path: Path) -> None:
     )
     document = write_document(tmp_path, good + bad)
     assert sorted(broken_links(document)) == ["#what-it-cost", "gone.md#top", "no.png", "other.md"]
+
+
+def test_a_stale_number_and_a_comment_without_a_number_are_found() -> None:
+    good = "Of 1,379<!--ordinary problems--> problems\n```\n<!--shown-->\n```\n"
+    assert RECORDS["stale"](good) == []
+    assert len(RECORDS["stale"](good.replace("1,379", "42"))) == 1
+    assert RECORDS["stale"]("three<!--ordinary problems-->") == ["'ordinary problems' follows no number"]
+    assert RECORDS["stale"]("3<!--what nobody counts-->") == ["'what nobody counts' is no entry"]
+    table = "<!--table cost of peers-->\n\n| old |\n\n<!--end-->"
+    assert RECORDS["stale"](table) != [] == RECORDS["stale"](RECORDS["filled"](table))
