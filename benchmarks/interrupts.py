@@ -39,6 +39,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import hessinit  # noqa: E402
+import hessinit_paper  # noqa: E402
 
 RECORD = HERE / "results" / "interrupts.jsonl"
 BLOCK = 25  # signals in one line of the record
@@ -133,7 +134,9 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "hessian": lambda model: hessinit.hessian(model, LOSS, BATCH).to_dense(),
     "gauss_newton": lambda model: hessinit.gauss_newton(model, LOSS, BATCH).to_dense(),
     "jacobian": lambda model: hessinit.jacobian(model, LOSS, BATCH).T.to_dense(),
-    "quadratic_form": lambda model: hessinit.quadratic_form(model, LOSS, BATCH, draws=2, **OPTIONS),
+    "quadratic_form": lambda model: hessinit_paper.quadratic_form(
+        hessinit.Problem(model, LOSS, BATCH), draws=2
+    ),
     "advise": lambda model: hessinit.advise(model, LOSS, BATCH, optimizer="adamw"),
     "assert_sound": sound,
     "track": track,

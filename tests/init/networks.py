@@ -14,7 +14,7 @@ from hessinit.digits import load_digits
 from tiny import Net
 
 LOSS = nn.CrossEntropyLoss()
-BOTH = pytest.mark.parametrize("with_sample", [True, False], ids=["run", "traced"])
+BOTH = pytest.mark.parametrize("with_sample", [True, False], ids=["sample", "made_up"])
 
 
 def between(function: Callable[[Tensor], Tensor]) -> Net:

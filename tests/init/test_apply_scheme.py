@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 
 from hessinit.errors import ProblemError
 from hessinit.init.apply_scheme import SCHEMES, apply_scheme_
+from hessinit.problem.problem import Problem
 from tiny import Net
 from zoo.snapshot import differences, snapshot
 
@@ -65,6 +66,18 @@ def test_plan_dry_run_undo_and_seeds(scheme: str) -> None:
     for seed in (3, 4):
         apply_scheme_(model, scheme, sample=sample, generator=seeded(seed))
         assert same(first, weights(model)) == (seed == 3)
+
+
+def test_a_problem_brings_its_sample_its_layers_and_its_forward() -> None:
+    data = (torch.randn(16, 8), torch.zeros(16, dtype=torch.long))
+    problem = Problem(small(), nn.CrossEntropyLoss(), data, layers="3", forward=lambda net, x: net(x))
+    plan = apply_scheme_(problem, "lsuv", generator=seeded(3))
+    assert [layer.name for layer in plan] == ["3"]
+    model = small()
+    apply_scheme_(model, "lsuv", sample=data[0], layers="3", generator=seeded(3))
+    assert same(weights(model), weights(problem.model))
+    with pytest.raises(ProblemError, match="a Problem already holds the sample and the layers"):
+        apply_scheme_(problem, "he", sample=data[0])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -20,7 +20,7 @@ from dense import dense_curvature, ends
 from hessinit import Problem
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init.apply_scheme import apply_scheme_
-from hessinit.init.defaults import KAPPA, KAPPA_NORMALIZED, KAPPA_QUADRATIC, SMALL_OUTPUT
+from hessinit.init.options import KAPPA, SCALING
 from hessinit.measurement.measure import measure
 from hessinit.training.advise import advise
 from hessinit.training.initialize import initialize_
@@ -80,7 +80,8 @@ def test_homogeneous_networks_are_sharpened_with_a_small_output(name: str, targe
     result = initialize_(model, loss, batch, target=target)
     check_norm(model, loss, batch, result, target)
     assert (result.scaling, len(result.measurements) <= 5) == ("small-output", True)
-    assert float(model(batch[0]).detach().square().mean().sqrt()) == pytest.approx(SMALL_OUTPUT, rel=0.01)
+    size = float(model(batch[0]).detach().square().mean().sqrt())
+    assert size == pytest.approx(SCALING.small_output, rel=0.01)
     assert sum(scale < 1 for scale in result.scales.values()) == 1  # the largest, or the first on the trunk
 
 
@@ -118,8 +119,8 @@ def test_both_of_two_heads_are_scaled() -> None:
 
 def test_by_a_rate_networks_without_scale_free_weights_or_of_tokens_are_not_sharpened() -> None:
     for model, loss, batch, kappa, why in (
-        (transformer(False), text_loss, text(), KAPPA_NORMALIZED, "normalized"),
-        (lstm(), text_loss, text(), KAPPA, "tokens"),
+        (transformer(False), text_loss, text(), KAPPA.normalized, "normalized"),
+        (lstm(), text_loss, text(), KAPPA.plain, "tokens"),
     ):
         result = initialize_(model, loss, batch, lr=1e-3)  # without a warning: nothing is wrong with it
         assert (result.scaling, result.kappa, result.converged) == ("none", kappa, False)
@@ -134,7 +135,7 @@ def test_a_quadratic_loss_has_a_kappa_of_its_own_and_is_not_sharpened() -> None:
     data = digits()[0], digits()[1].float().unsqueeze(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 1))
     flat = initialize_(model, nn.MSELoss(), data, lr=1e-5)
-    assert (flat.kappa, flat.scaling) == (KAPPA_QUADRATIC, "none")
+    assert (flat.kappa, flat.scaling) == (KAPPA.quadratic, "none")
     assert "quadratic" in flat.reason
     own = initialize_(model, nn.MSELoss(), data, lr="auto")
     assert own.lr * own.after.network.norm == pytest.approx(1.0, rel=0.05)
@@ -142,13 +143,13 @@ def test_a_quadratic_loss_has_a_kappa_of_its_own_and_is_not_sharpened() -> None:
 
 def test_rates_of_every_kind() -> None:
     plain = initialize_(mlp(4, nn.Tanh), LOSS, digits(), lr="auto")  # suits the weights as they are
-    assert plain.lr == pytest.approx(KAPPA / plain.after.network.norm, rel=0.05)
+    assert plain.lr == pytest.approx(KAPPA.plain / plain.after.network.norm, rel=0.05)
     assert set(plain.scales.values()) == {1.0}
     sharpened = initialize_(mlp(4), LOSS, digits(), lr="auto")
     assert sharpened.lr == pytest.approx(1 / sharpened.measurements[0].norm, rel=1e-6)
-    assert sharpened.after.network.norm * sharpened.lr == pytest.approx(KAPPA, rel=0.05)
+    assert sharpened.after.network.norm * sharpened.lr == pytest.approx(KAPPA.plain, rel=0.05)
     heavy = initialize_(mlp(4), LOSS, digits(), lr=0.1, optimizer="momentum", momentum=0.8)
-    assert heavy.target == pytest.approx(KAPPA * 0.2 / 0.1)
+    assert heavy.target == pytest.approx(KAPPA.plain * 0.2 / 0.1)
     adam = initialize_(mlp(4), LOSS, digits(), lr=1e-3, optimizer="adam")
     assert (adam.converged, adam.scaling, adam.lr) == (True, "none", 1e-3)
     assert set(adam.scales.values()) == {1.0}
@@ -168,7 +169,7 @@ def test_the_norm_is_right_against_a_dense_matrix(curvature: str) -> None:
     batch = (batch[0].double(), batch[1])
     result = initialize_(model, LOSS, batch, lr=2.0, curvature=curvature)
     truth = ends(dense_curvature(model, LOSS, batch, curvature).network).norm
-    assert (result.target, result.kappa) == (KAPPA / 2.0, KAPPA)
+    assert (result.target, result.kappa) == (KAPPA.plain / 2.0, KAPPA.plain)
     assert truth == pytest.approx(result.target, rel=0.05)
 
 

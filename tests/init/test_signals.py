@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.gain import gain
-from hessinit.init.mean_field import MAX_GROWTH, SMALL_DIVERGENCE, preactivation_stds
-from hessinit.init.weights import find_weight_uses
+from hessinit.init.mean_field import LIMITS, preactivation_stds
+from hessinit.init.weight_uses import find_weight_uses
+from hessinit.problem.problem import Problem
 from hessinit.training.initialize import initialize_
 
 sweep = pytest.mark.sweep
@@ -134,8 +135,8 @@ def test_every_gate_and_every_part_of_a_fused_projection_has_its_own_fans(
     for gate in layer.weight_hh_l0.chunk(gates):
         assert torch.allclose(gate @ gate.T, torch.eye(16), atol=1e-5)
     attention, signal = nn.MultiheadAttention(256, 4), torch.randn(5, 2, 256)
-    options = {"sample": signal, "forward": lambda model, x: model(x, x, x)[0], "generator": seeded(0)}
-    apply_scheme_(attention, "glorot", **options)
+    problem = Problem(attention, LOSS, (signal, signal), forward=lambda model, x: model(x, x, x)[0])
+    apply_scheme_(problem, "glorot", generator=seeded(0))
     for block in attention.in_proj_weight.detach().chunk(3):
         assert float(block.std()) == pytest.approx((2 / 512) ** 0.5, rel=0.02)
 
@@ -237,7 +238,7 @@ def test_the_growth_of_the_gradient_is_brought_down_to_what_it_may_be() -> None:
     signal = torch.tanh(normal).square().mean()
     slope = (1 - torch.tanh(normal).square()).square().mean()
     growth = float(std**2 * slope / signal) ** 29
-    assert growth == pytest.approx(MAX_GROWTH, rel=0.06)
+    assert growth == pytest.approx(LIMITS.growth, rel=0.06)
 
 
 @pytest.mark.parametrize("activation", [nn.GELU, nn.SiLU])
@@ -249,7 +250,7 @@ def test_examples_of_a_deep_chain_stay_of_one_size(activation: type[nn.Module]) 
     normal = torch.randn(4_000_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     first, second = (activation()(size * std * normal).square().mean().log() for size in (0.99, 1.01))
     power = float((second - first) / (2 * math.log(1.01 / 0.99)))
-    assert power**23 == pytest.approx(SMALL_DIVERGENCE, rel=0.02)
+    assert power**23 == pytest.approx(LIMITS.small_divergence, rel=0.02)
 
 
 def test_the_initialization_has_the_sizes_asked_for() -> None:

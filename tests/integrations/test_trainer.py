@@ -29,9 +29,9 @@ may_end_elsewhere = pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarn
 
 
 def norm_of(model: nn.Module, batch: Any, training: bool = True) -> float:
-    model, loss, pair, options = hessinit.logits_problem(model, batch)
+    problem = hessinit.logits_problem(model, batch)
     model.train(training)
-    return call(hessinit.measure, model, loss, pair, dropout="freeze", tolerance=1e-4, **options).network.norm
+    return hessinit.measure(problem, tolerance=1e-4).network.norm
 
 
 @pytest.mark.parametrize("kind", ["GPT-2", pytest.param("BERT classifier", marks=pytest.mark.sweep)])
@@ -177,7 +177,14 @@ def test_adapters_say_that_the_model_was_trained() -> None:
     adapted.requires_grad_(True)  # adapters tell, frozen or not
     problem = hessinit.logits_problem(adapted, Sentences().batch(), task="causal-lm")
     with pytest.raises(hessinit.ProblemError, match="holds adapters of peft, so it was trained before"):
-        hessinit.initialize_(*problem[:3], lr=0.1, **problem[3])
+        call(
+            hessinit.initialize_,
+            problem.model,
+            problem.loss,
+            problem.batch,
+            lr=0.1,
+            forward=problem.forward,
+        )
 
 
 @may_end_elsewhere

@@ -22,6 +22,7 @@ from hessinit.measurement import plan as costs
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from hessinit.training.workers import measuring_bar
+from hessinit_paper import quadratic_form
 from tiny import LOSS, batch, network
 from zoo.snapshot import differences, snapshot
 
@@ -275,7 +276,7 @@ def test_every_result_of_a_measurement_has_its_cost_in_gradients(tmp_path: Path)
     assert found.after is not None
     results: list[Any] = [
         hessinit.measure(model, LOSS, batch()), hessinit.advise(model, LOSS, batch()),
-        hessinit.quadratic_form(model, LOSS, batch()), found, found.before, found.after,
+        quadratic_form(hessinit.Problem(model, LOSS, batch())), found, found.before, found.after,
         *tracker.tracking.points,
     ]  # fmt: skip
     assert all(result.gradients > 0 for result in results)

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import BatchEncoding
 
 import hessinit
+from hessinit_paper import quadratic_form
 from tiny import LOSS, inputs, labels
 
 FIRST, SECOND = inputs(6, 3), inputs(6, 2)
@@ -55,7 +56,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "hessian": lambda batch: hessinit.hessian(TwoInputs(), LOSS, batch).to_dense().sum().item(),
     "gauss_newton": lambda batch: hessinit.gauss_newton(TwoInputs(), LOSS, batch).to_dense().sum().item(),
     "jacobian": lambda batch: hessinit.jacobian(TwoInputs(), LOSS, batch).to_dense().sum().item(),
-    "quadratic_form": lambda batch: hessinit.quadratic_form(TwoInputs(), LOSS, batch)[0].exact,
+    "quadratic_form": lambda batch: quadratic_form(hessinit.Problem(TwoInputs(), LOSS, batch))[0].exact,
     "advise": lambda batch: hessinit.advise(TwoInputs(), LOSS, batch, optimizer="adamw").learning_rate,
     "initialize_": lambda batch: hessinit.initialize_(
         TwoInputs(), LOSS, batch, lr=0.1, data=batch, trial_steps=3, progress=False

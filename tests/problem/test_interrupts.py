@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hessinit
+import hessinit_paper
 from calls import call
 from conftest import read_global_torch_state
 from tiny import LOSS, batch, network, raise_from
@@ -102,7 +103,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "diagnostics": lambda model: call(hessinit.measure, model, LOSS, BATCH, **FREEZE, details="diagnostics"),
     "trace": lambda model: call(hessinit.measure, model, LOSS, BATCH, **FREEZE, details=["top-2", "trace"]),
     "operators": products,
-    "quadratic_form": lambda model: hessinit.quadratic_form(model, LOSS, BATCH, **FREEZE),
+    "quadratic_form": lambda model: hessinit_paper.quadratic_form(hessinit.Problem(model, LOSS, BATCH)),
     "advise": lambda model: hessinit.advise(model, LOSS, BATCH, optimizer="adamw"),
     "assert_sound": sound,
     "track": track,

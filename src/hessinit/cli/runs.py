@@ -408,7 +408,7 @@ def reproduce(
         stdout_for_results(),
     ):
         import_torch()
-        from hessinit.paper import reproduce as verb
+        from hessinit_paper import reproduce as verb
 
         found = verb(
             *names,

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from hessinit.curvature.probes import ProbeStream
+from hessinit.problem.graph import Node, leaf_of, nodes_behind
 
-Node = Any  # torch.autograd.graph.Node; its saved tensors are not typed
 Uses = dict[str, list["Use"]]  # of every leaf, by its name
 
 
@@ -49,23 +47,17 @@ def find_uses(output: Tensor, leaves: dict[str, Tensor]) -> Uses:
     """For every leaf, all nodes that consume it or its transpose, in the order they ran."""
     names = {id(leaf): name for name, leaf in leaves.items()}
     uses: Uses = {name: [] for name in leaves}
-    visited = {output.grad_fn}
-    waiting: list[Node] = [output.grad_fn]
-    while waiting:
-        node = waiting.pop()
+    for node in nodes_behind(output.grad_fn):
+        if type(node).__name__ == "TBackward0" and node is not output.grad_fn:
+            continue  # a part of the use that consumes it
         for position, (source, _) in enumerate(node.next_functions):
             transposed = False
             while type(source).__name__ == "TBackward0":
                 source = source.next_functions[0][0]
                 transposed = not transposed
-            if source is None:
-                continue
-            name = names.get(id(getattr(source, "variable", None)))
+            name = names.get(id(leaf_of(source)))
             if name is not None:
                 uses[name].append(Use(node, position, transposed))
-            elif source not in visited:
-                visited.add(source)
-                waiting.append(source)
     for uses_of_leaf in uses.values():
         uses_of_leaf.sort(key=lambda use: use.moment)
     return uses
@@ -334,9 +326,7 @@ def probe_examples(
 
 
 def in_proportion(whole: Tensor, shared: Tensor, factors: Tensor) -> bool:
-    """Whether each row of `shared` is that of `whole` times its factor, up to rounding; 0 is exact."""
-    difference = torch.addcmul(shared, whole, factors.unsqueeze(1), value=-1)
-    # The largest numbers of every row; as norms they take no copy of it.
-    off, largest = (torch.linalg.vector_norm(rows, math.inf, dim=1) for rows in (difference, whole))
+    """Whether a row of `shared` is that of `whole` times its factor, up to rounding; 0 is exact."""
+    difference = torch.addcmul(shared, whole, factors.unsqueeze(1), value=-1).abs().amax(1)
     rounding = torch.finfo(whole.dtype).eps ** 0.5
-    return bool((off <= rounding * factors * largest).all())
+    return bool((difference <= rounding * factors * whole.abs().amax(1)).all())

@@ -10,7 +10,7 @@ others have a rule below, and of any other node the backward is differentiated b
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Node = Any  # torch.autograd.graph.Node; its saved tensors are not typed
+from hessinit.problem.graph import Node, nodes_in_order
+
 Inputs = list[Tensor | None]  # the tangents of a node's inputs; None for one that does not change
 Rule = Callable[[Inputs], Tensor | Sequence[Tensor]]  # the tangents of its outputs
 Key = tuple[Node, int]  # an output of a node
@@ -425,7 +426,7 @@ class RecordedGraph:
 
     def __init__(self, output: Tensor) -> None:
         self._end = (output.grad_fn, output.output_nr)
-        self._nodes = list(_in_order(output.grad_fn))
+        self._nodes = list(nodes_in_order(output.grad_fn))
         leaves = [node for node in self._nodes if type(node).__name__ == "AccumulateGrad"]
         self._starts = {id(node.variable): node for node in leaves}
         self._rules: dict[Node, Rule] = {}
@@ -470,20 +471,3 @@ class RecordedGraph:
                 steps.append(_Step(node, self._rules[node], inputs, last))
             self._paths[starts] = steps[::-1]
         return self._paths[starts]
-
-
-def _in_order(top: Node) -> Iterator[Node]:
-    """The nodes below `top`, each after those that it uses."""
-    done = set[Node]()
-    waiting = [(top, iter(top.next_functions))]
-    while waiting:
-        node, sources = waiting[-1]
-        unvisited = (source for source, _ in sources if source is not None and source not in done)
-        source = next(unvisited, None)
-        if source is not None:
-            waiting.append((source, iter(source.next_functions)))
-            continue
-        waiting.pop()
-        if node not in done:
-            done.add(node)
-            yield node

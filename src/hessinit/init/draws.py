@@ -1,4 +1,4 @@
-"""New weights: draws for one output block (a gate, a head's q) at a time, and LSUV, which measures them.
+"""New weights, drawn for one output block at a time (a gate, a head's q), and LSUV.
 
 Numbers are drawn in fp32 (fp64 for fp64 weights) on the generator's device and then copied, so a
 weight in bf16 or fp16, on any device, gets the rounded numbers of its fp32 twin. Nothing is written
@@ -9,41 +9,38 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hessinit.errors import ProblemError, choose
-from hessinit.init.recorder import prepare_sample, preserved, run
-from hessinit.init.trace import MIXING, WeightUse, name_of
-from hessinit.init.weights import Target, block_views
+from hessinit.init.model_call import prepare_sample, preserved, run
+from hessinit.init.trace import WeightUse
+from hessinit.init.weight_uses import block_views
+from hessinit.init.weights import Target
 from hessinit.problem.batches import tensors_in
+from hessinit.problem.operations import name_of, operation_named
 from hessinit.problem.problem import Forward
 from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import PlannedWeight
 
-Distribution = Literal["normal", "truncated normal", "uniform"]
-DISTRIBUTIONS: tuple[Distribution, ...] = get_args(Distribution)
+DISTRIBUTIONS = ("normal", "truncated normal", "uniform")
 _CUT = 2.0  # a truncated normal ends at this many standard deviations of its parent
 _MASS = math.erf(_CUT / math.sqrt(2))  # of the parent within the cuts
 _DENSITY_AT_CUT = math.exp(-(_CUT**2) / 2) / math.sqrt(2 * math.pi)
-TRUNCATED_STD = math.sqrt(
-    1 - 2 * _CUT * _DENSITY_AT_CUT / _MASS
-)  # of a unit normal cut there: 0.8796
+# Of a unit normal that is cut there: 0.8796.
+TRUNCATED_STD = math.sqrt(1 - 2 * _CUT * _DENSITY_AT_CUT / _MASS)
 
 
 @torch.no_grad()
 def draw_(
-    view: Tensor,
-    std: float,
-    distribution: Distribution = "normal",
-    generator: torch.Generator | None = None,
+    view: Tensor, std: float, distribution: str = "normal", generator: torch.Generator | None = None
 ) -> None:
-    """Fill `view` with independent numbers of mean 0 and standard deviation `std`, whatever the distribution.
+    """Fill `view` with independent numbers of mean 0 and standard deviation `std`.
 
     "truncated normal" ends at two standard deviations of its parent (2.27 `std`), "uniform" at √3
     `std`. Without a generator, the global one of the CPU is drawn from.
@@ -66,7 +63,7 @@ def draw_(
 
 @torch.no_grad()
 def draw_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | None = None) -> None:
-    """Fill `view` (out, in, *kernel) with `gain` times a random semi-orthogonal matrix (out, in·kernel).
+    """Fill `view` (out, in, *kernel) with `gain` times a random semi-orthogonal matrix.
 
     Its rows are orthonormal, or its columns where it has more rows than columns, and it is uniform
     among such matrices (Haar). Costs a QR decomposition in fp64.
@@ -87,10 +84,11 @@ def draw_orthogonal_(view: Tensor, gain: float, generator: torch.Generator | Non
 def draw_delta_orthogonal_(
     view: Tensor, gain: float, generator: torch.Generator | None = None
 ) -> None:
-    """Fill the middle of `view` (out, in, *kernel) with `gain` times an orthogonal matrix, the rest with 0.
+    """Fill the middle of `view` (out, in, *kernel) with an orthogonal matrix, the rest with 0.
 
-    The convolution then keeps norms, up to its borders, where it has no fewer outputs than inputs
-    (Xiao et al. 2018). Without a kernel, the same as `draw_orthogonal_`.
+    The matrix is multiplied by `gain`. The convolution then keeps norms, up to its borders,
+    where it has no fewer outputs than inputs (Xiao et al. 2018). Without a kernel, the same as
+    `draw_orthogonal_`.
     """
     middle = view.detach().zero_()
     for length in view.shape[2:]:
@@ -105,7 +103,7 @@ def _device(generator: torch.Generator | None) -> torch.device:
 
 @dataclass(frozen=True)
 class Draft:
-    """A weight with its plan, and the use that decides about it; None for a weight that stays unchanged.
+    """A weight with its plan, and the use that decides it; None for a weight that stays.
 
     `gain` is the factor on an orthogonal matrix, or, for LSUV, the std that its output shall have;
     `factor` is the dropout's factor on top of a measured size.
@@ -128,31 +126,31 @@ class Drawn:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class DrawingJob:
+    """The model to draw weights for, how it is called, and the generator of the draws."""
+
+    model: nn.Module
+    sample: Any
+    forward: Forward | None
+    generator: torch.Generator | None = None
+
+
 def draw_values(
-    model: nn.Module,
-    drafts: Sequence[Draft],
-    scheme: str,
-    distribution: str | None,
-    biases: str,
-    generator: torch.Generator | None,
-    sample: Any,
-    forward: Forward | None,
+    job: DrawingJob, drafts: Sequence[Draft], scheme: str, distribution: str | None, biases: str
 ) -> Drawn:
     """New weights for all drafts that are to be written, and new biases."""
-    generator = _independent(generator)
+    generator = _independent(job.generator)
     planned = {draft.target.key: draft.planned for draft in drafts}
     written = {draft.target.key: draft for draft in drafts if draft.use is not None}
     weights = {key: _draw(draft, scheme, distribution, generator) for key, draft in written.items()}
-    owned = [
-        bias
-        for one in written.values()
-        for bias in one.target.biases().values()
-        if biases != "keep"
-    ]
-    zeros = {bias: torch.zeros_like(bias, requires_grad=False) for bias in owned}
+    zeros: dict[nn.Parameter, Tensor] = {}
+    if biases != "keep":
+        owned = (bias for draft in written.values() for bias in draft.target.biases().values())
+        zeros = {bias: torch.zeros_like(bias, requires_grad=False) for bias in owned}
     notes: tuple[str, ...] = ()
     if scheme == "lsuv":
-        notes = _scale_to_unit_variance_(model, written, weights, zeros, sample, forward)
+        notes = _scale_to_unit_variance_(job, written, weights, zeros)
     if distribution is None:
         planned |= {key: _measured(draft, weights[key]) for key, draft in written.items()}
     values = [(draft.target, weights[key]) for key, draft in written.items()]
@@ -168,7 +166,7 @@ def _draw(
     for number, groups in enumerate(block_views(draft.use, value)):
         for block in groups:
             if distribution is not None:
-                draw_(block, draft.planned.std[number], distribution, generator)  # type: ignore[arg-type]
+                draw_(block, draft.planned.std[number], distribution, generator)
             elif scheme == "delta-orthogonal":
                 draw_delta_orthogonal_(block, draft.gain, generator)
             else:
@@ -193,29 +191,39 @@ def _independent(generator: torch.Generator | None) -> torch.Generator:
 def _measured(draft: Draft, value: Tensor) -> PlannedWeight:
     assert draft.use is not None
     blocks = [
-        torch.cat([one.reshape(-1) for one in groups]) for groups in block_views(draft.use, value)
+        torch.cat([group.reshape(-1) for group in groups])
+        for groups in block_views(draft.use, value)
     ]
     roots = [float(block.double().square().mean().sqrt()) for block in blocks]
     return replace(draft.planned, std=tuple(roots))
 
 
 # --- Layer-sequential unit variance (Mishkin & Matas, ICLR 2016), in one forward pass
-# ---------------------
 #
 # A layer's output is linear in its weight, so one division makes its variance 1; what follows then
 # runs on the corrected output. The original runs the network several times for each layer.
 
-# With a bias one division is not exact. The original allows ten, to within a tenth.
-_ROUNDS = 10
-_CLOSE = 1e-3
-_CLOSE_ENOUGH = 0.1
-_EXPLODING = (
-    0.5  # a later use may be twice as large as asked for, as it is in recurrences and at random
-)
+
+@dataclass(frozen=True)
+class _Tolerances:
+    """How close to its standard deviation an output is brought.
+
+    With a bias one division is not exact: the original allows ten `rounds`, to within a tenth
+    (`close_enough`). A later use may be twice as large as asked for, as it is in recurrences and at
+    random (`exploding`).
+    """
+
+    rounds: int = 10
+    close: float = 1e-3
+    close_enough: float = 0.1
+    exploding: float = 0.5
+
+
+_LSUV = _Tolerances()
 
 
 class UnitVariance(TorchFunctionMode):
-    """Scales each of `weights`, in place, where a layer first uses it, until its output has its std.
+    """Scales each weight in place, where a layer first uses it, until its output has its std.
 
     `factors` are what each weight was multiplied by, `shrunk` the parts of them that are due to a
     later use, which would have exploded; `zero` are weights whose output was 0, `failed` those that
@@ -225,9 +233,8 @@ class UnitVariance(TorchFunctionMode):
     def __init__(self, weights: Mapping[str, Tensor], stds: Mapping[str, float]) -> None:
         super().__init__()
         # By storage: `x @ weight.T` uses a view.
-        self._names = {
-            weight.untyped_storage().data_ptr(): name for name, weight in weights.items()
-        }
+        storages = {name: weight.untyped_storage() for name, weight in weights.items()}
+        self._names = {storage.data_ptr(): name for name, storage in storages.items()}
         self._weights = weights
         self._stds = stds
         self.factors = dict[str, float]()
@@ -238,13 +245,14 @@ class UnitVariance(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         again = functools.partial(func, *args, **(kwargs or {}))
         result = again()
-        if name_of(func) in MIXING | {"embedding", "embedding_bag"} and isinstance(result, Tensor):
-            tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.numel()]
-            places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-            for name in [self._names[place] for place in places if place in self._names]:
-                result = (self._shrink_ if name in self.factors else self._scale_)(
-                    name, result, again
-                )
+        if not operation_named(name_of(func)).maps or not isinstance(result, Tensor):
+            return result
+        for tensor in tensors_in((args, kwargs)):
+            name = self._names.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+            if name in self.factors:
+                result = self._shrink_(name, result, again)
+            elif name is not None:
+                result = self._scale_(name, result, again)
         return result
 
     def _multiply_(self, name: str, factor: float) -> None:
@@ -252,10 +260,10 @@ class UnitVariance(TorchFunctionMode):
         self.factors[name] *= factor
 
     def _shrink_(self, name: str, result: Tensor, again: Callable[[], Tensor]) -> Tensor:
-        """A tied weight must suit the use that would explode first: an output layer tied to an embedding."""
+        """A tied weight must suit the use that would explode first, as in an output layer."""
         deviation = _deviation(result)
         factor = self._stds[name] / deviation if deviation > 0 else 1.0
-        if not factor < _EXPLODING or name in self.failed:
+        if not factor < _LSUV.exploding or name in self.failed:
             return result
         self._multiply_(name, factor)
         self.shrunk[name] = self.shrunk.get(name, 1.0) * factor
@@ -267,18 +275,19 @@ class UnitVariance(TorchFunctionMode):
             self.zero.append(name)  # as on the zero state of a recurrence: its next use may tell
             return result
         self.factors[name] = 1.0
-        for _ in range(_ROUNDS):
+        for _ in range(_LSUV.rounds):
             deviation = _deviation(result)
             if not 0 < deviation < math.inf:
                 raise ProblemError(
-                    f"the output of {layer_name(name)} on this sample has standard deviation {deviation:g}, "
-                    "so no scale makes it 1. Pass a finite sample of several examples that differ."
+                    f"the output of {layer_name(name)} on this sample has standard deviation "
+                    f"{deviation:g}, so no scale makes it 1. Pass a finite sample of several "
+                    "examples that differ."
                 )
-            if abs(deviation / std - 1) < _CLOSE:
+            if abs(deviation / std - 1) < _LSUV.close:
                 return result
             self._multiply_(name, std / deviation)
             result = again()
-        if abs(_deviation(result) / std - 1) < _CLOSE_ENOUGH:
+        if abs(_deviation(result) / std - 1) < _LSUV.close_enough:
             return result
         self._weights[name].div_(self.factors[name])
         self.factors[name] = 1.0
@@ -291,14 +300,13 @@ def _deviation(result: Tensor) -> float:
 
 
 def _scale_to_unit_variance_(
-    model: nn.Module,
+    job: DrawingJob,
     drafts: Mapping[str, Draft],
     weights: dict[str, Tensor],
     biases: dict[nn.Parameter, Tensor],
-    sample: Any,
-    forward: Forward | None,
 ) -> tuple[str, ...]:
     """Scale `weights` in place by one forward on copies of them; returns notes."""
+    model = job.model
     targets = {key: draft.target for key, draft in drafts.items()}
     plain = {key: target for key, target in targets.items() if not target.is_parametrized}
     copies = {key: weights[key].to(target.stored[0], copy=True) for key, target in plain.items()}
@@ -307,23 +315,27 @@ def _scale_to_unit_variance_(
     tensors = {**buffers, **copies, **{names[id(bias)]: value for bias, value in biases.items()}}
     mode = UnitVariance(copies, {key: draft.gain for key, draft in drafts.items()})
     with preserved(model):
-        run(model, prepare_sample(model, sample), forward, tensors, mode)
+        run(model, prepare_sample(model, job.sample), job.forward, tensors, mode)
     if mode.zero and not mode.factors:
         raise ProblemError(
-            f"the output of {layer_name(mode.zero[0])} on this sample is 0 everywhere, and so is all behind "
-            "it, so there is nothing to measure. Pass a sample of several examples that differ."
+            f"the output of {layer_name(mode.zero[0])} on this sample is 0 everywhere, and so is "
+            "all behind it, so there is nothing to measure. Pass a sample of several examples that "
+            "differ."
         )
     for key, draft in drafts.items():
         weights[key] *= mode.factors.get(key, 1.0) * draft.factor
-    unseen = ", ".join(target.name for key, target in targets.items() if key not in mode.factors)
-    notes = (
-        [f"{unseen}: parametrized, or no output to measure, so left orthogonal."] if unseen else []
-    )
+    return tuple(_notes_on(mode, {key: target.name for key, target in targets.items()}))
+
+
+def _notes_on(mode: UnitVariance, names: Mapping[str, str]) -> Iterator[str]:
+    unmeasured = ", ".join(name for key, name in names.items() if key not in mode.factors)
+    if unmeasured:
+        yield f"{unmeasured}: parametrized, or no output to measure, so left orthogonal."
     for key, factor in mode.shrunk.items():
-        notes.append(
-            f"{targets[key].name} is used again, where its output would be {1 / factor:.2g} times too "
+        yield (
+            f"{names[key]} is used again, where its output would be {1 / factor:.2g} times too "
             "large, so it is that much smaller, and so is the output of its first use."
         )
-    if failed := ", ".join(targets[key].name for key in mode.failed):
-        notes.append(f"{failed}: no scale gives variance 1 (a bias? max_norm?), left orthogonal.")
-    return tuple(notes)
+    failed = ", ".join(names[key] for key in mode.failed)
+    if failed:
+        yield f"{failed}: no scale gives variance 1 (a bias? max_norm?), left orthogonal."

@@ -1,4 +1,4 @@
-"""The gain of an activation, 1/√E f(z)² for z ~ N(0, 1): by quadrature, for any elementwise function."""
+"""The gain of an activation, 1/√E f(z)² for z ~ N(0, 1), by quadrature."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy
@@ -19,30 +20,10 @@ from hessinit.problem.validate import check_switches
 Function = Callable[[Tensor], Tensor]
 Activation = Function | nn.Module | type[nn.Module] | str
 
-CPU = torch.device("cpu")
-NAMES = (
-    "celu",
-    "elu",
-    "gelu",
-    "hardshrink",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "leaky_relu",
-    "linear",
-    "logsigmoid",
-    "mish",
-    "relu",
-    "relu6",
-    "rrelu",
-    "selu",
-    "sigmoid",
-    "silu",
-    "softplus",
-    "softshrink",
-    "softsign",
-    "tanh",
-    "tanhshrink",
+_CPU = torch.device("cpu")
+_NAMES = (
+    "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu linear logsigmoid mish "
+    "relu relu6 rrelu selu sigmoid silu softplus softshrink softsign tanh tanhshrink"
 )
 _SYNONYMS = {"swish": "silu", "leakyrelu": "leaky_relu"}
 
@@ -66,18 +47,20 @@ def gain(activation: Activation, *, backward: bool = False) -> float:
     1.4674
     """
     check_switches(backward=backward)
-    found = moment(activation, slope=backward)
-    if found == 0:
-        what = "f'(z)²" if backward else "f(z)²"
+    mean_square = moment(activation, slope=backward)
+    if mean_square == 0:
         raise ProblemError(
-            f"{_name_of(activation)} has no gain: E {what} is 0 for z ~ N(0, 1), and no weight makes up for "
-            "it. Pass an activation that lets something through."
+            f"{_name_of(activation)} has no gain: {_SYMBOLS[backward]} is 0 for z ~ N(0, 1), and "
+            "no weight makes up for it. Pass an activation that lets something through."
         )
-    return 1 / math.sqrt(found)
+    return 1 / math.sqrt(mean_square)
+
+
+_SYMBOLS = {False: "E f(z)²", True: "E f'(z)²"}
 
 
 def moment(activation: Activation, *, slope: bool = False) -> float:
-    """E f(z)² for z ~ N(0, 1), or E f'(z)²: what is left of the mean square of a signal, or of a gradient.
+    """E f(z)² or, with `slope`, E f'(z)², for z ~ N(0, 1): the factor on a signal's mean square.
 
     Refuses what is random or not elementwise. A module is copied; it and the generators stay as
     they were.
@@ -85,37 +68,37 @@ def moment(activation: Activation, *, slope: bool = False) -> float:
     function = _resolve(activation)
     name = _name_of(function)
     if isinstance(function, nn.Module):
-        forward = getattr(
-            function.forward, "__func__", None
-        )  # None where one was set on the instance
+        # None where one was set on the instance.
+        forward = getattr(function.forward, "__func__", None)
         if forward is nn.Identity.forward:
             return 1.0
         if forward is nn.PReLU.forward:
-            # In closed form, because several slopes go to the channels of its input: the mean over
-            # channels. The same for values and slopes, as it is linear on either side of 0.
-            slopes = cast(nn.PReLU, function).weight.detach()
-            found = (
-                math.nan
-                if slopes.is_meta
-                else (1 + float(slopes.cpu().double().square().mean())) / 2
-            )
-            if not math.isfinite(found):
-                raise ProblemError(
-                    f"{name} has no gain: its slopes are not finite. Give them values first."
-                )
-            return found
-    # `CPU` is the default device for tensors that `function` makes.
-    with torch.inference_mode(False), torch.no_grad(), untouched_random_state(CPU), CPU:
+            return _moment_of_prelu(cast(nn.PReLU, function))
+    # `_CPU` is the default device for tensors that `function` makes.
+    with torch.inference_mode(False), torch.no_grad(), untouched_random_state(_CPU), _CPU:
         evaluate = _evaluation(function, name)
         _refuse_unless_elementwise(evaluate, name)
         try:
             return normal_mean_square(_slope_of(evaluate) if slope else evaluate)
         except ArithmeticError as error:
-            what = "f'(z)²" if slope else "f(z)²"
             raise ProblemError(
-                f"E {what} of {name}, z ~ N(0, 1), cannot be found: {error}. Pass an activation that is "
-                "finite everywhere and grows no faster than exp(2z)."
+                f"{_SYMBOLS[slope]} of {name}, z ~ N(0, 1), cannot be found: {error}. Pass an "
+                "activation that is finite everywhere and grows no faster than exp(2z)."
             ) from error
+
+
+def _moment_of_prelu(module: nn.PReLU) -> float:
+    """In closed form: the mean over the channels of its input, which have slopes of their own.
+
+    The same for values and slopes, as it is linear on either side of 0.
+    """
+    slopes = module.weight.detach()
+    mean_square = math.nan if slopes.is_meta else float(slopes.cpu().double().square().mean())
+    if not math.isfinite(mean_square):
+        raise ProblemError(
+            f"{_name_of(module)} has no gain: its slopes are not finite. Give them values first."
+        )
+    return (1 + mean_square) / 2
 
 
 def _resolve(activation: Activation) -> Function | nn.Module:
@@ -126,26 +109,26 @@ def _resolve(activation: Activation) -> Function | nn.Module:
             raise ProblemError(
                 "activation='prelu' has slopes that are learned; pass the nn.PReLU itself."
             )
-        choose("activation", activation, list(NAMES), _SYNONYMS)
+        choose("activation", activation, _NAMES.split(), _SYNONYMS)
         return getattr(nn.functional, activation)
     if isinstance(activation, type) and issubclass(activation, nn.Module):
-        with untouched_random_state(CPU), CPU:
+        with untouched_random_state(_CPU), _CPU:
             try:
                 return activation().eval()
             except TypeError as error:
                 raise ProblemError(
-                    f"{activation.__name__} cannot be built without arguments ({error}). Pass an instance."
+                    f"{activation.__name__} cannot be built without arguments ({error}). Pass an "
+                    "instance."
                 ) from error
     if isinstance(activation, type) or not callable(activation):
         raise ProblemError(
-            f"activation={activation!r} is no activation; pass a module, a function of tensors, or a name "
-            "such as 'relu'."
+            f"activation={activation!r} is no activation; pass a module, a function of tensors, or "
+            "a name such as 'relu'."
         )
     return activation
 
 
 # --- A user's activation as a function of fp64 vectors, checked to be elementwise
-# -------------------------
 
 
 def _slope_of(function: Function) -> Function:
@@ -155,10 +138,10 @@ def _slope_of(function: Function) -> Function:
             value = function(z)
             if not value.requires_grad:  # as of z > 0
                 return torch.zeros_like(z)
-            slopes: tuple[Tensor | None, ...] = torch.autograd.grad(
-                value.sum(), z, allow_unused=True
+            (slopes,) = torch.autograd.grad(
+                value.sum(), z, allow_unused=True, materialize_grads=True
             )
-        return torch.zeros_like(z) if slopes[0] is None else slopes[0]
+        return slopes
 
     return slope
 
@@ -171,26 +154,18 @@ def _name_of(activation: object) -> str:
 
 
 def _evaluation(function: Function | nn.Module, name: str) -> Function:
-    """`function` as it is called on a vector; refuses a result that is not a tensor of the same shape."""
-    calls: list[Callable[[Tensor], Any]] = [] if isinstance(function, nn.Module) else [function]
+    """`function` of a vector; refuses a result that is not a real tensor of the same shape."""
+    calls: list[Callable[[Tensor], Any]] = []
 
     def evaluate(z: Tensor) -> Tensor:
         try:
-            if (
-                isinstance(function, nn.Module) and not calls
-            ):  # without the hooks, which may hold anything
-                held = [entry for part in function.modules() for entry in vars(part).items()]
-                memo: Any = {
-                    id(value): OrderedDict() for name, value in held if name.endswith("_hooks")
-                }
-                calls.append(
-                    copy.deepcopy(function, memo).to(device=CPU, dtype=torch.float64).forward
-                )
+            if not calls:
+                calls.append(_forward_of_copy(function))
             result = calls[0](z.clone())  # it may write in place
         except Exception as error:
             raise ProblemError(
-                f"{name} could not be evaluated on an fp64 vector ({type(error).__name__}: {error}). A gain "
-                "belongs to a function of one number; pass that function alone."
+                f"{name} could not be evaluated on an fp64 vector ({type(error).__name__}: "
+                f"{error}). A gain belongs to a function of one number; pass that function alone."
             ) from error
         if not isinstance(result, Tensor) or result.shape != z.shape or result.is_complex():
             raise _not_elementwise(name, "it does not give one real number for each that it gets")
@@ -199,44 +174,64 @@ def _evaluation(function: Function | nn.Module, name: str) -> Function:
     return evaluate
 
 
+def _forward_of_copy(module: Function | nn.Module) -> Callable[[Tensor], Any]:
+    """The function, or the forward of a copy in fp64, without hooks, which may hold anything."""
+    if not isinstance(module, nn.Module):
+        return module
+    attributes = [attribute for part in module.modules() for attribute in vars(part).items()]
+    memo: Any = {id(value): OrderedDict() for name, value in attributes if name.endswith("_hooks")}
+    return copy.deepcopy(module, memo).to(device=_CPU, dtype=torch.float64).forward
+
+
 def _refuse_unless_elementwise(evaluate: Function, name: str) -> None:
     z = torch.linspace(-3, 3.1, 64, dtype=torch.float64)
     value = evaluate(z)
-    near = 1e-5 * float(
-        value.nan_to_num(0, 0, 0).abs().max()
-    )  # room for a function that computes in fp32
+    # Room for a function that computes in fp32.
+    near = 1e-5 * float(value.nan_to_num(0, 0, 0).abs().max())
 
     def same(first: Tensor, second: Tensor) -> bool:
         return torch.allclose(first, second, rtol=0, atol=near, equal_nan=True)
 
     if not same(evaluate(z), value):
         raise ProblemError(
-            f"{name} is random: two calls differ, so no single gain describes it. Call .eval() on it, or "
-            "pass the activation without its noise."
+            f"{name} is random: two calls differ, so no single gain describes it. Call .eval() on "
+            "it, or pass the activation without its noise."
         )
     # Shuffled, and some left out, the smallest and the largest among them: whatever looks at
     # neighbours, positions, sums or extremes gives something else.
-    some = (torch.arange(64) * 27 % 64)[5:40]
-    if not same(evaluate(z[some]), value[some]):
+    chosen = (torch.arange(64) * 27 % 64)[5:40]
+    if not same(evaluate(z[chosen]), value[chosen]):
         raise _not_elementwise(name, "its value at one unit depends on the other units")
 
 
 def _not_elementwise(name: str, reason: str) -> ProblemError:
     return ProblemError(
-        f"{name} is not elementwise: {reason}. A gain belongs to a function of one number; pass the "
-        "elementwise function alone, and treat the rest as a layer."
+        f"{name} is not elementwise: {reason}. A gain belongs to a function of one number; pass "
+        "the elementwise function alone, and treat the rest as a layer."
     )
 
 
-REACH = 12.0  # the normal density has fallen to 1e-32 of its peak there
-WIDTH = (
-    0.5  # puts the usual kinks (0, ±1/2, ±1, ±3, 6) on the edges of panels, where they do no harm
-)
-SPLIT = 16
-LEVELS = 11  # down to panels of 5e-13: a jump inside one of them no longer matters
-MOST_PANELS = 20_000
-TOLERANCE = 1e-12  # of the whole, for one panel
-ACCEPTED = 1e-7  # of the whole, for all panels together that could be split no further
+@dataclass(frozen=True)
+class _Quadrature:
+    """How an integral over a normal density is split.
+
+    At `reach` the density has fallen to 1e-32 of its peak. A panel of `width` has the usual kinks
+    (0, ±1/2, ±1, ±3, 6) on its edges, where they do no harm. A panel with a larger error than
+    `tolerance` of the whole is split in `split`, up to `levels` times: a jump inside a panel of
+    5e-13 no longer matters. `accepted` is the error, in parts of the whole, of all panels together
+    that could be split no further.
+    """
+
+    reach: float = 12.0
+    width: float = 0.5
+    split: int = 16
+    levels: int = 11
+    most_panels: int = 20_000
+    tolerance: float = 1e-12
+    accepted: float = 1e-7
+
+
+_QUADRATURE = _Quadrature()
 
 
 def normal_mean_square(function: Callable[[Tensor], Tensor]) -> float:
@@ -246,51 +241,52 @@ def normal_mean_square(function: Callable[[Tensor], Tensor]) -> float:
     one call on 1248 points, and about ten more for a kink that lies in an odd place. Raises
     `ArithmeticError` when there is no finite answer, or none can be found.
     """
-    left = torch.arange(-REACH, REACH, WIDTH, dtype=torch.float64, device="cpu")
-    width = WIDTH
+    rule = _QUADRATURE
+    starts = torch.arange(-rule.reach, rule.reach, rule.width, dtype=torch.float64, device="cpu")
+    width = rule.width
     settled = 0.0
-    for level in range(LEVELS):
-        coarse, fine = _integrals(function, left, width)
-        whole = settled + float(fine.sum())
-        if level == 0 and float(fine[0] + fine[-1]) > 1e-9 * whole:
+    for level in range(rule.levels):
+        coarse, fine = _integrals(function, starts, width)
+        total = settled + float(fine.sum())
+        if level == 0 and float(fine[0] + fine[-1]) > 1e-9 * total:
             raise ArithmeticError(
-                f"it grows so fast that values beyond |z| = {REACH:g} rule the mean"
+                f"it grows so fast that values beyond |z| = {rule.reach:g} rule the mean"
             )
         error = (fine - coarse).abs()
-        unsettled = error > TOLERANCE * whole
-        last = level == LEVELS - 1 or SPLIT * int(unsettled.sum()) > MOST_PANELS
-        if last or not unsettled.any():
+        unsettled = error > rule.tolerance * total
+        too_many = rule.split * int(unsettled.sum()) > rule.most_panels
+        if level == rule.levels - 1 or too_many or not unsettled.any():
             break
         settled += float(fine[~unsettled].sum())
-        width /= SPLIT
-        left = (left[unsettled, None] + width * torch.arange(SPLIT, device="cpu")).flatten()
-    if float(error[unsettled].sum()) > ACCEPTED * whole:
+        width /= rule.split
+        steps = width * torch.arange(rule.split, device="cpu")
+        starts = (starts[unsettled, None] + steps).flatten()
+    if float(error[unsettled].sum()) > rule.accepted * total:
         raise ArithmeticError(
             "its integral does not settle (a pole, too many jumps, half precision inside?)"
         )
-    return whole
+    return total
 
 
 # Nodes in (0, 1) of a coarse and a finer rule; a column of weights for each, zero at the other's.
 _COARSE = numpy.polynomial.legendre.leggauss(10)
 _FINE = numpy.polynomial.legendre.leggauss(16)
 _NODES = torch.from_numpy((numpy.concatenate([_COARSE[0], _FINE[0]]) + 1) / 2)
-_WEIGHTS = torch.zeros(26, 2, dtype=torch.float64)
-_WEIGHTS[:10, 0], _WEIGHTS[10:, 1] = (
-    torch.from_numpy(_COARSE[1]) / 2,
-    torch.from_numpy(_FINE[1]) / 2,
+_WEIGHTS = torch.block_diag(
+    *(torch.from_numpy(weights / 2).unsqueeze(1) for _, weights in (_COARSE, _FINE))
 )
 
 
 def _integrals(
-    function: Callable[[Tensor], Tensor], left: Tensor, width: float
+    function: Callable[[Tensor], Tensor], starts: Tensor, width: float
 ) -> tuple[Tensor, Tensor]:
-    points = (left[:, None] + width * _NODES).flatten()
+    """The integrals over the panels of this width, by the coarse and by the finer rule."""
+    points = (starts[:, None] + width * _NODES).flatten()
     # Weighted before it is squared: exp(z) and its like overflow later.
     amplitude = function(points) * torch.exp(points.square() / -4)
     density = amplitude.square() / math.sqrt(2 * math.pi)
     if not density.isfinite().all():
-        worst = points[~density.isfinite()]
-        raise ArithmeticError(f"it is not finite at z = {float(worst[worst.abs().argmin()]):.3g}")
+        poles = points[~density.isfinite()]
+        raise ArithmeticError(f"it is not finite at z = {float(poles[poles.abs().argmin()]):.3g}")
     coarse, fine = (width * density.view(-1, 26) @ _WEIGHTS).unbind(1)
     return coarse, fine

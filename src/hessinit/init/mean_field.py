@@ -23,27 +23,42 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.init import context, trace, weights
+from hessinit.init.context import moment_of
+from hessinit.init.trace import WeightUse
+from hessinit.init.weight_uses import fans_of
 
 Function = Callable[[Tensor], Tensor]
-NOTEWORTHY = (
-    1.1  # below this growth at the end of a chain of layers the textbook's formula is kept as it is
-)
-MAX_GROWTH = 5.0  # of the square of the gradient over a chain
-# The power to which a chain raises the ratio of two examples' mean squares: where it is above the
-# first number with pre-activations of size 1, they are enlarged until it is the second one.
-MAX_DIVERGENCE = 10.0
-SMALL_DIVERGENCE = 1.25
-# size of pre-activations that is tried
-SMALLEST = 0.25
-LARGEST = 16.0
-_STEP = 1e-3
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Where a correction begins, and what it leaves.
+
+    Chosen with benchmarks/deep_schemes.py and benchmarks/deep_chains.py. Below `noteworthy` growth
+    at the end of a chain of layers the textbook's formula is kept as it is. `growth` is that of the
+    square of the gradient over a chain. `divergence` is the power to which a chain raises the ratio
+    of two examples' mean squares: where it is larger with pre-activations of size 1, they are
+    enlarged until it is `small_divergence`. Sizes from `smallest` to `largest` are tried. `step` is
+    that of difference quotients.
+    """
+
+    noteworthy: float = 1.1
+    growth: float = 5.0
+    divergence: float = 10.0
+    small_divergence: float = 1.25
+    smallest: float = 0.25
+    largest: float = 16.0
+    step: float = 1e-3
+
+
+LIMITS = _Limits()
 
 
 class _State(NamedTuple):
@@ -55,7 +70,7 @@ class _State(NamedTuple):
     factor: float
 
 
-def variance_corrections(uses: Sequence[trace.WeightUse]) -> dict[int, float]:
+def variance_corrections(uses: Sequence[WeightUse]) -> dict[int, float]:
     """For each use that needs it, by its order, the factor on its gain."""
     states: dict[int, _State] = {}
     worst: dict[int, float] = {}
@@ -70,64 +85,65 @@ def variance_corrections(uses: Sequence[trace.WeightUse]) -> dict[int, float]:
             use, states[use.upstream.feeder] if dense else start, start
         )
         worst[state.chain] = max(worst.get(state.chain, 0.0), abs(state.growth))
-    noteworthy = {chain for chain, growth in worst.items() if growth > math.log(NOTEWORTHY)}
+    noteworthy = {chain for chain, growth in worst.items() if growth > math.log(LIMITS.noteworthy)}
     return {
         use.order: states[use.step].factor for use in uses if states[use.step].chain in noteworthy
     }
 
 
-def _follow(use: trace.WeightUse, came: _State, start: _State) -> _State:
+def _follow(use: WeightUse, previous: _State, start: _State) -> _State:
+    """The state of a use, from that of the use that feeds it."""
     function = use.upstream.function or (lambda value: value)
-    units = max(1.0, weights.fans_of(use)[0].inputs)
-    mean, square, slope = _moments(function, came.spread, units, use.upstream.keep or 1.0)
+    units = max(1.0, fans_of(use)[0].inputs)
+    mean, square, slope = _moments(function, previous.spread, units, use.upstream.keep or 1.0)
     if use.kind == "embedding" or not 0 < mean < math.inf or not 0 < square < math.inf:
         return start
     ratio = mean / _moments(function, 0.0, units, 1.0)[0]
-    growth = slope * came.growth + math.log(ratio)
-    return _State(max(0.0, square / mean**2 - 1), growth, came.chain, 1 / math.sqrt(ratio))
+    growth = slope * previous.growth + math.log(ratio)
+    return _State(max(0.0, square / mean**2 - 1), growth, previous.chain, 1 / math.sqrt(ratio))
 
 
 def _moments(
     function: Function, spread: float, units: float, keep: float
 ) -> tuple[float, float, float]:
-    """Of the mean square over `units` of the outputs: its mean, its mean square over examples, its slope.
+    """The mean square over `units` of the outputs: its mean, its mean square, its slope.
 
     The slope is d log g / d log s at 1, g(s) = E f(√s z)²: how a deviation grows (above 1) or
     shrinks.
     """
     width = math.sqrt(math.log1p(spread))
     sizes = np.exp(width * _NODES - width**2 / 2)
-    sizes = np.concatenate([sizes, [1 - _STEP, 1 + _STEP]])
+    sizes = np.concatenate([sizes, [1 - LIMITS.step, 1 + LIMITS.step]])
     with torch.no_grad():
         values = function(torch.from_numpy(np.sqrt(sizes)[:, None] * _POINTS)).double().numpy()
     squares = values**2 @ _DENSITY
     fourths = values**4 @ _DENSITY
-    slope = (
-        (math.log(squares[-1]) - math.log(squares[-2])) / (2 * _STEP) if squares[-2] > 0 else 1.0
-    )
+    slope = 1.0
+    if squares[-2] > 0:
+        slope = (math.log(squares[-1]) - math.log(squares[-2])) / (2 * LIMITS.step)
     squares = squares[:-2]
     fourths = fourths[:-2]
-    mean = float(_WEIGHTS @ squares)
-    return mean, float(_WEIGHTS @ (squares**2 * (1 - 1 / units) + fourths / (keep * units))), slope
+    square = float(_WEIGHTS @ (squares**2 * (1 - 1 / units) + fourths / (keep * units)))
+    return float(_WEIGHTS @ squares), square, slope
 
 
 # A rough quadrature is enough: a correction of some per cent need not be right to many digits.
 _POINTS, _legendre = np.polynomial.legendre.leggauss(400)
-_POINTS = 12 * _POINTS
+_POINTS *= 12
 _DENSITY = 12 * _legendre * np.exp(-(_POINTS**2) / 2) / math.sqrt(2 * math.pi)
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(31)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
-def preactivation_stds(uses: Sequence[trace.WeightUse]) -> dict[str, float]:
-    """By parameter, the standard deviation of a weight's output where 1 is not good for a deep chain."""
+def preactivation_stds(uses: Sequence[WeightUse]) -> dict[str, float]:
+    """The standard deviation of each weight's output where 1 does not suit a deep chain."""
     by_step = {use.step: use for use in uses}
-    chains: dict[int, list[trace.WeightUse]] = {}  # by the step of the use at its end
+    chains: dict[int, list[WeightUse]] = {}  # by the step of the use at its end
     for use in uses:
         chains[use.step] = [*chains.pop(use.upstream.feeder, []), use]
     # Activations are cached by name, so each integral is computed once.
     functions = {use.upstream.words: use.upstream.function for use in uses}
-    found: dict[str, float] = {}
+    stds: dict[str, float] = {}
     for chain in chains.values():
         counts = Counter(use.upstream.words for use in chain[1:])
         std = _best_std(
@@ -136,21 +152,24 @@ def preactivation_stds(uses: Sequence[trace.WeightUse]) -> dict[str, float]:
         if std != 1:
             for use in chain[1:]:
                 feeder = by_step[use.upstream.feeder].parameter
-                found[feeder] = min(found.get(feeder, std), std)
-    return found
+                stds[feeder] = min(stds.get(feeder, std), std)
+    return stds
 
 
 def _best_std(functions: Mapping[Function, int]) -> float:
-    """1, or the nearest size at which neither examples diverge nor gradients explode over the whole chain."""
+    """The size nearest to 1 at which neither examples diverge nor gradients explode."""
 
     def total(log: Callable[[Function, float], float], std: float) -> float:
         return sum(count * log(function, std) for function, count in functions.items() if count)
 
-    if total(_log_divergence, 1.0) > math.log(MAX_DIVERGENCE):
+    if total(_log_divergence, 1.0) > math.log(LIMITS.divergence):
         return _nearest_to_one(
-            lambda std: total(_log_divergence, std) <= math.log(SMALL_DIVERGENCE), LARGEST
+            lambda std: total(_log_divergence, std) <= math.log(LIMITS.small_divergence),
+            LIMITS.largest,
         )
-    return _nearest_to_one(lambda std: total(_log_chi, std) <= math.log(MAX_GROWTH), SMALLEST)
+    return _nearest_to_one(
+        lambda std: total(_log_chi, std) <= math.log(LIMITS.growth), LIMITS.smallest
+    )
 
 
 def _nearest_to_one(is_admissible: Callable[[float], bool], far: float) -> float:
@@ -160,22 +179,27 @@ def _nearest_to_one(is_admissible: Callable[[float], bool], far: float) -> float
         return near
     while abs(far / near - 1) > 0.01:
         middle = math.sqrt(near * far)
-        near, far = (near, middle) if is_admissible(middle) else (middle, far)
+        if is_admissible(middle):
+            far = middle
+        else:
+            near = middle
     return far
 
 
 def _log_chi(function: Function, std: float) -> float:
     """log χ at that size; 0 where it is not defined, as for a function that is not elementwise."""
-    signal, slope = (context.moment_of(((1.0, function),), std, slope=one) for one in (False, True))
-    return math.log(slope / signal) if 0 < slope < math.inf and 0 < signal < math.inf else 0.0
+    signal = moment_of(((1.0, function),), std)
+    slope = moment_of(((1.0, function),), std, slope=True)
+    return math.log(slope / signal) if _are_finite(slope, signal) else 0.0
 
 
 def _log_divergence(function: Function, std: float) -> float:
     """log of d log g / d log s² at that size; 0 where it is not defined."""
-    low, high = (
-        context.moment_of(((1.0, function),), std * (1 + step)) for step in (-_STEP, _STEP)
-    )
-    power = (
-        math.log(high / low) / (4 * _STEP) if 0 < low < math.inf and 0 < high < math.inf else 1.0
-    )
+    low = moment_of(((1.0, function),), std * (1 - LIMITS.step))
+    high = moment_of(((1.0, function),), std * (1 + LIMITS.step))
+    power = math.log(high / low) / (4 * LIMITS.step) if _are_finite(low, high) else 1.0
     return math.log(power) if power > 0 else 0.0
+
+
+def _are_finite(*moments: float) -> bool:
+    return all(0 < moment < math.inf for moment in moments)

@@ -1,331 +1,161 @@
-"""Records the calls of one forward, run on a sample or on symbols, as a trace."""
+"""Records the calls of torch functions in one forward, on a sample or on zeros, as a trace."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
-import operator
+import itertools
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
 from hessinit.errors import ProblemError
-from hessinit.init import trace
-from hessinit.init.layer_functions import COMPOSITES, LAYERS, WEIGHT_FUNCTIONS, arguments
-from hessinit.problem.batches import cast, map_tensors, tensors_in
-from hessinit.problem.double_backward import twice_differentiable
-from hessinit.problem.explained import explain_module
-from hessinit.problem.preserve import UserState, untouched_random_state
+from hessinit.init.call_steps import COMPOSITES, append_call_with_weight, derive, step_of
+from hessinit.init.model_call import first_real_parameter, prepare_sample, preserved, run
+from hessinit.init.trace import Derived, ReplayableCall, Shape, Signal, Step, Trace, map_leaves
+from hessinit.problem.batches import tensors_in
+from hessinit.problem.operations import name_of, operation_named
 from hessinit.problem.problem import Forward
-
-Add = Callable[..., trace.Signal]  # `Trace.add` with a shape
-_BY_CHANNEL = ("mul", "div", "prelu")
-_SLICING = {"getitem", "narrow", "select", *trace.SPLITS}
-_IN_PLACE = re.compile(r"[^_]_$")
-
-
-class Symbol:
-    """Takes the place of a tensor, or of a shape, in a forward that runs without data."""
-
-    def __init__(self, recorder: Recorder, stands_for: Any) -> None:
-        self._recorder = recorder
-        self.stands_for = stands_for
-
-    @classmethod
-    def __torch_function__(cls, *_: Any) -> Any:
-        return NotImplemented  # the recorder comes first
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("dtype", "device"):
-            return getattr(self._recorder.like, name)
-        attribute = getattr(Tensor, name)
-        if callable(attribute):
-            return functools.partial(self._recorder.record, attribute, self)
-        return self._recorder.record(attribute.__get__, self)
-
-    def __iter__(self) -> Iterator[Any]:
-        found = (
-            isinstance(self.stands_for, trace.Signal)
-            and self._recorder.trace[self.stands_for.index]
-        )
-        if not found or found.call is None or found.kind != "split":
-            raise TypeError("the forward takes apart a shape or a tensor")
-        pieces = arguments(found.call.args, found.call.kwargs, "input parts")["parts"]
-        if found.name != "chunk" and isinstance(pieces, int):
-            raise TypeError("the forward splits a tensor of unknown length")
-        return iter(
-            [self[place] for place in range(pieces if found.name == "chunk" else len(pieces))]
-        )
-
-    def __bool__(self) -> bool:
-        raise TypeError("the forward decides by a shape or a value: control flow")
-
-    def __getitem__(self, place: Any) -> Any:
-        return self._recorder.record(operator.getitem, self, place)
-
-    __hash__ = object.__hash__
-
-
-_OPERATORS = (
-    "add sub mul truediv floordiv mod pow matmul and or lt le gt ge eq ne neg abs invert setitem"
-)
-for _function in [getattr(operator, f"__{_name}__") for _name in _OPERATORS.split()]:
-    _name = _function.__name__.strip("_")
-    setattr(Symbol, f"__{_name}__", lambda a, *rest, f=_function: a._recorder.record(f, a, *rest))
-    setattr(Symbol, f"__r{_name}__", lambda a, b, f=_function: a._recorder.record(f, b, a))
 
 
 class Recorder(TorchFunctionMode):
-    """Sees every call of a torch function, appends what it does to `trace`, and knows what tensors stand for.
+    """Sees every call of a torch function, and appends what it does to `trace`.
 
-    That is a `Signal`, a `Derived`, an `Unknown`, or None for a constant.
+    It knows what each tensor stands for: a `Signal`, a `Derived`, or None for a constant.
     """
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.trace = trace.Trace()
-        self.like = like
-        self._paused = False
+        self.trace = Trace()
+        self.draws = False
         # The tensors are held as well, so that no two of them ever have the same id.
-        self._known: dict[int, tuple[Any, Tensor]] = {}
+        self._meanings: dict[int, tuple[Any, Tensor]] = {}
+        self._norms: list[Signal | None] = []  # the inputs of the normalizations that run now
 
-    def know(self, tensor: Tensor, stands_for: Any) -> None:
-        self._known[id(tensor)] = (stands_for, tensor)
+    def know(self, tensor: Tensor, meaning: Any) -> None:
+        self._meanings[id(tensor)] = (meaning, tensor)
 
-    def symbol_of(self, leaf: Any) -> Any:
-        if isinstance(leaf, Symbol):
-            return leaf.stands_for
+    def meaning(self, leaf: Any) -> Any:
+        """What a tensor in the arguments of a call stands for; anything else stands for itself."""
         if not isinstance(leaf, Tensor):
             return leaf
-        if id(leaf) not in self._known:
+        if id(leaf) not in self._meanings:
             # From a custom autograd.Function, a scripted function, a closure: no call was seen.
-            self.know(
-                leaf, self.trace.add("an unseen function", "unknown", shape=tuple(leaf.shape))
-            )
-        stands_for = self._known[id(leaf)][0]
-        return leaf if stands_for is None else stands_for
+            step = Step("an unseen function", "unknown", shape=tuple(leaf.shape))
+            self.know(leaf, self.trace.append(step))
+        meaning = self._meanings[id(leaf)][0]
+        return leaf if meaning is None else meaning
 
-    def as_norm(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The same forward as one step of the trace."""
+    def _is_signal(self, leaf: Any) -> bool:
+        return not self._is_inside_norm and isinstance(self.meaning(leaf), Signal)
 
-        def normalize(*args: Any, **kwargs: Any) -> Any:
-            given = [*args, *kwargs.values()][0]
-            source = None if self._paused else self.symbol_of(given)
-            if not isinstance(source, trace.Signal):
-                return forward(*args, **kwargs)
-            if isinstance(given, Symbol):
-                return Symbol(self, self.trace.add("norm", "norm", (source.index,)))
-            self._paused = True
-            try:
-                result = forward(*args, **kwargs)
-            finally:
-                self._paused = False
-            shape = tuple(getattr(result, "shape", ()))
-            self.know(result, self.trace.add("norm", "norm", (source.index,), shape=shape))
-            return result
+    def finish(self, output: Any) -> Trace:
+        """The trace of a forward that returned `output`."""
+        meanings = [self.meaning(tensor) for tensor in tensors_in(output)]
+        outputs = {meaning.index for meaning in meanings if isinstance(meaning, Signal)}
+        return replace(self.trace, outputs=frozenset(outputs), draws=self.draws)
 
-        return normalize
+    @contextlib.contextmanager
+    def norms_as_one_step(self, model: nn.Module) -> Iterator[None]:
+        """Inside, whatever a normalization of the model computes is one step of the trace."""
+        with contextlib.ExitStack() as stack:
+            for module in filter(_is_norm, model.modules()):
+                enter = module.register_forward_pre_hook(self._enter_norm, with_kwargs=True)
+                stack.callback(enter.remove)
+                leave = module.register_forward_hook(self._leave_norm, always_call=True)
+                stack.callback(leave.remove)
+            yield
+
+    @property
+    def _is_inside_norm(self) -> bool:
+        return any(source is not None for source in self._norms)
+
+    def _enter_norm(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        inputs = next(iter([*args, *kwargs.values()]), None)
+        source = None if self._is_inside_norm else self.meaning(inputs)
+        self._norms.append(source if isinstance(source, Signal) else None)
+
+    def _leave_norm(self, module: nn.Module, args: Any, result: Any) -> None:
+        source = self._norms.pop()
+        if source is not None and isinstance(result, Tensor):
+            step = Step("norm", "norm", (source.index,), shape=tuple(result.shape))
+            self.know(result, self.trace.append(step))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if self._paused:
-            return func(*args, **kwargs)
-        if any(isinstance(leaf, Symbol) for leaf in trace.leaves_of([args, kwargs])):
-            return self.record(func, *args, **kwargs)
-        symbols = trace.map_leaves(self.symbol_of, args), trace.map_leaves(self.symbol_of, kwargs)
-        version = args[0]._version if args and isinstance(args[0], Tensor) else None
-        result = func(*args, **kwargs)
-        name = trace.name_of(func)
-        self.trace.draws |= name in trace.DRAWING
+        run = functools.partial(func, *args, **(kwargs or {}))
+        if self._is_inside_norm:
+            return run()
+        meanings = map_leaves(self.meaning, [run.args, run.keywords])
+        call = ReplayableCall(func, *meanings)
+        first: Any = args[0] if args else None
+        version = first._version if isinstance(first, Tensor) else None
+        result = run()
+        name = name_of(func)
+        self.draws |= operation_named(name).draws
+        is_written = version is not None and first._version != version
         if name == "setitem":
-            result = args[0]
-        elif version is not None and symbols[0][0] is args[0] and args[0]._version != version:
+            result = first
+        elif is_written and call.args[0] is first:
             name = "a write into a constant"
-        elif (
-            isinstance(result, Tensor) and args and result is args[0] and result._version == version
-        ):
-            result = result.view_as(
-                result
-            )  # returned as it came, not written to: a step of its own
-        self._assign(result, self._call(name, func, *symbols, result))
+        elif isinstance(result, Tensor) and result is first and not is_written:
+            result = result.view_as(result)  # returned as it came: a step of its own
+        self._assign(result, self._interpret(name, call, result))
         return None if name == "setitem" else result
 
-    def record(self, function: Any, *args: Any, name: str = "", **kwargs: Any) -> Any:
-        """The symbol of the result of a call that gets symbols, and is not run."""
-        name = name or trace.name_of(function)
-        symbols = trace.map_leaves(self.symbol_of, args), trace.map_leaves(self.symbol_of, kwargs)
-        whole = symbols[0][0] if name == "getitem" else None
-        if isinstance(whole, trace.Signal) and self.trace[whole.index].kind == "split":
-            return Symbol(self, self._part(whole, args[1]))
-        found = self._call(name, function, *symbols, None)
-        in_place = _IN_PLACE.search(getattr(function, "__name__", "")) or kwargs.get("inplace")
-        if in_place or name == "setitem":
-            args[0].stands_for = found
-            return args[0]
-        return trace.map_leaves(functools.partial(Symbol, self), found)
-
-    def _assign(self, result: Any, found: Any) -> None:
+    def _assign(self, result: Any, meaning: Any) -> None:
         if isinstance(result, Tensor):
-            found = found[0] if isinstance(found, tuple) else found
-            derived = isinstance(found, trace.Derived)
-            self.know(result, dataclasses.replace(found, value=result) if derived else found)
+            if isinstance(meaning, tuple):
+                meaning = meaning[0]
+            is_derived = isinstance(meaning, Derived)
+            self.know(result, replace(meaning, value=result) if is_derived else meaning)
         elif isinstance(result, (tuple, list)):
-            for place, entry in enumerate(result):
-                part = found[place] if isinstance(found, tuple) else found
-                if isinstance(found, trace.Signal) and isinstance(entry, Tensor):
-                    part = self._part(found, place, tuple(entry.shape))
+            for position, entry in enumerate(result):
+                part = meaning[position] if isinstance(meaning, tuple) else meaning
+                if isinstance(meaning, Signal) and isinstance(entry, Tensor):
+                    part = self._part(meaning, position, tuple(entry.shape))
                 self._assign(entry, part)
 
-    def _part(self, whole: trace.Signal, place: int, shape: trace.Shape = None) -> trace.Signal:
-        call = trace.ReplayableCall(operator.getitem, (whole, place))
-        return self.trace.add("part", "rearrange", (whole.index,), call=call, shape=shape)
+    def _part(self, whole: Signal, position: int, shape: Shape) -> Signal:
+        call = ReplayableCall(lambda parts, index: parts[index], (whole, position))
+        return self.trace.append(Step("part", "rearrange", (whole.index,), call, shape=shape))
 
-    def _call(self, name: str, function: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        leaves = trace.leaves_of([args, kwargs])
-        signals = [leaf for leaf in leaves if isinstance(leaf, trace.Signal)]
-        parameters = [leaf for leaf in leaves if isinstance(leaf, trace.Derived)]
-        call = trace.ReplayableCall(function, args, kwargs)
-        shape = tuple(result.shape) if isinstance(result, Tensor) else None
-        if name in trace.SHAPE_QUERIES or not (signals or parameters):
-            return trace.Unknown(call) if result is None else None
-        if name in COMPOSITES:
-            return COMPOSITES[name](self.trace, name, args, kwargs)
-        if len(parameters) > 1 and name in LAYERS and isinstance(args[0], trace.Derived):
-            # A learned input, as the queries of a Perceiver: what a layer is called on is a signal.
-            for used in args[0].parameters:
-                self.trace.other_uses.setdefault(used, "a learned input, not a map of a signal")
-            learned = self.trace.add("parameter", "input", shape=tuple(args[0].value.shape))
-            args = (learned, *args[1:])
-            signals = [learned]
-            parameters = parameters[1:]
-        if parameters and name in WEIGHT_FUNCTIONS:
-            found = WEIGHT_FUNCTIONS[name](self.trace, name, args, kwargs, shape)
-            if found is not None:
-                return found
-        if not signals:
-            return _derive(name, parameters, result)
-        for parameter in parameters:
-            for used in parameter.parameters:
-                self.trace.other_uses.setdefault(used, name)
-        others = (*args[1:2], *kwargs.values())
-        tensors = trace.Signal, trace.Unknown, Tensor
-        if name in ("max", "min") and any(isinstance(one, tensors) for one in others):
-            name = f"{name}imum"  # of two tensors, not over a dimension
-        add = functools.partial(self.trace.add, shape=shape)
-        return _step(add, name, call, tuple(dict.fromkeys(one.index for one in signals)))
-
-
-def _step(
-    add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]
-) -> trace.Signal:
-    kind = trace.kind_of(name)
-    constants = any(isinstance(leaf, Tensor) for leaf in trace.leaves_of(call.args))
-    if kind == "mix" and len(sources) == 1 and constants:
-        kind = "unknown"  # a constant matrix, as of a graph: it may add up any number of entries
-    if kind == "dropout":
-        given = arguments(call.args, call.kwargs, "input p training")
-        p = given.get("p", 0.5)
-        active = bool(given.get("training", True))
-        if p == 0:
-            return add(name, "rearrange", sources[:1])
-        keep = 1.0 if name in trace.ALPHA_DROPOUTS else 1.0 - p
-        return add(f"{name.rstrip('123d')} {p:g}", kind, sources[:1], keep=keep, active=active)
-    # A mask that is a signal may be made of the very signal that it multiplies, as in a handwritten
-    # ReLU.
-    if kind == "elementwise" or (name == "masked_fill" and len(sources) > 1):
-        return _elementwise(add, name, call, sources)
-    if kind in ("rearrange", "norm", "pool", "split"):
-        # The further signals are indices, masks, statistics or gains.
-        passed = name in trace.CASTS - trace.TO_INTEGERS or name in ("masked_fill", "sort")
-        return add(name, kind, sources[:1], call=None if passed else call)
-    return add(name, kind, sources, call=call)
-
-
-def _elementwise(
-    add: Add, name: str, call: trace.ReplayableCall, sources: tuple[int, ...]
-) -> trace.Signal:
-    leaves = trace.leaves_of([call.args, dict(call.kwargs)])
-    learned = [leaf.value for leaf in leaves if isinstance(leaf, trace.Derived)]
-    others = [*learned, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
-    numbers = {id(other): _one_number(other, name) for other in others}
-    several = [other for other in others if numbers[id(other)] is None]
-    unknown = any(isinstance(leaf, trace.Unknown) for leaf in leaves)
-    if unknown and name not in trace.SUMS:
-        raise ValueError(f"{name} of a signal and a shape")
-    if name in trace.SUMS and len(sources) == 1 and learned and all(map(_is_vector, others)):
-        return add("bias", "rearrange", sources)
-    if unknown or (name in trace.SUMS and len(sources) == 1 and (several or learned)):
-        return add(name, "sum", sources)
-    if name in ("mul", "div") and len(sources) == 1 and learned:
-        # A learnable scale, as of a LayerScale or a branch that starts at 0, is not for a weight to
-        # undo.
-        return add("scale", "rearrange", sources)
-    if any(_is_mask(other) for other in (others if name in trace.SCALINGS else several)):
-        return add("mask", "rearrange", sources[:1])
-    if several:
-        return add(name, "unknown", sources)
-
-    def plain(leaf: Any) -> Any:
-        leaf = leaf.value if isinstance(leaf, trace.Derived) else leaf
-        return numbers.get(id(leaf), leaf)
-
-    args, kwargs = trace.map_leaves(plain, [call.args, dict(call.kwargs)])
-    if name == "rrelu":  # its slope is drawn in train mode; the mean slope stands for it
-        args = args[:3]
-        kwargs = {key: kwargs[key] for key in ("lower", "upper") if key in kwargs}
-    return add(name, "elementwise", sources, call=trace.ReplayableCall(call.function, args, kwargs))
-
-
-def _derive(name: str, parameters: list[trace.Derived], result: Any) -> trace.Derived:
-    first = parameters[0]
-    names = frozenset().union(*(parameter.parameters for parameter in parameters))
-    how = first.how
-    transposed = first.transposed
-    same_shape = isinstance(result, Tensor) and result.shape == first.value.shape
-    if name in _SLICING:
-        how = how or "slice"
-    elif name in trace.TRANSPOSING and first.value.ndim == 2 and not how:
-        transposed = not transposed
-    elif name not in trace.CASTS and not (name in trace.REARRANGING and same_shape):
-        how = "computed"
-    return trace.Derived(names, first.value, transposed, how)
-
-
-def _is_vector(value: Tensor) -> bool:
-    """At most one number for each channel, as a bias or a gain; (1, C, 1, 1) counts."""
-    return value.numel() <= max(value.shape, default=1)
-
-
-def _is_mask(value: Tensor) -> bool:
-    """A constant of zeros and one other number: what it lets through keeps its size."""
-    rest = value[value != 0]
-    return rest.numel() < value.numel() and bool((rest == rest[:1]).all())
-
-
-def _one_number(value: Tensor, name: str) -> Tensor | None:
-    """The number that a constant holds everywhere, or the root mean square of gains or slopes; else None."""
-    value = value.detach().cpu()
-    if value.numel() > 1 and bool((value == value.flatten()[0]).all()):
-        value = value.flatten()[0].clone()
-    if value.numel() > 1:
-        if name not in _BY_CHANNEL:
+    def _interpret(self, name: str, call: ReplayableCall, result: Any) -> Any:
+        """What the result of a call stands for; appends its steps."""
+        operation = operation_named(name)
+        if operation.role == "query" or not (call.sources or call.parameters):
             return None
-        value = value.double()
-        value = (
-            value.reciprocal().square().mean().rsqrt()
-            if name == "div"
-            else value.square().mean().sqrt()
-        )
-    value = value.double() if value.is_floating_point() else value
-    return value.reshape(1) if name == "prelu" else value.reshape(())
+        if name in COMPOSITES:
+            return COMPOSITES[name](self.trace, name, call)
+        shape = tuple(result.shape) if isinstance(result, Tensor) else None
+        if operation.stores and call.parameters:
+            if operation.stores != "factor":
+                call = self._with_input_as_signal(call)
+            signal = append_call_with_weight(self.trace, name, call, shape)
+            if signal is not None:
+                return signal
+        if not call.sources:
+            return derive(name, call.parameters, result)
+        for parameter in call.parameters:
+            self.trace.note_other_use(parameter.parameters, name)
+        return self.trace.append(replace(step_of(name, call), shape=shape))
+
+    def _with_input_as_signal(self, call: ReplayableCall) -> ReplayableCall:
+        """The input of a layer is a signal, even a learned one, as the queries of a Perceiver."""
+        if len(call.parameters) < 2 or not isinstance(call.args[0], Derived):
+            return call
+        learned = call.args[0]
+        self.trace.note_other_use(learned.parameters, "a learned input, not a map of a signal")
+        shape = tuple(learned.value.shape)
+        signal = self.trace.append(Step("parameter", "input", shape=shape))
+        return replace(call, args=(signal, *call.args[1:]))
 
 
 _NORM = re.compile(r"Norm(\d?d)?$")
@@ -334,175 +164,161 @@ _NORM = re.compile(r"Norm(\d?d)?$")
 def _is_norm(module: nn.Module) -> bool:
     """Whether the class is called a norm, as `LlamaRMSNorm`; norms of weights do not count."""
     kind = type(module)
-    vectors = all(one.ndim < 2 or one.numel() == max(one.shape) for one in module.parameters())
-    return (
-        bool(_NORM.search(kind.__name__))
-        and not kind.__module__.startswith("torch.nn.utils")
-        and vectors
-    )
+    if not _NORM.search(kind.__name__) or kind.__module__.startswith("torch.nn.utils"):
+        return False
+    parameters = module.parameters()
+    return all(parameter.numel() == max(parameter.shape, default=1) for parameter in parameters)
 
 
-def prepare_sample(model: nn.Module, sample: Any) -> Any:
-    """A copy of the sample in the precision and on the device of the model."""
-    first = _first_real(model)
-    return map_tensors(torch.clone, cast(sample, first.dtype, first.device))
+def record_forward(model: nn.Module, sample: Any, forward: Forward | None) -> Trace:
+    """Run the forward once on copies of the weights, the buffers and the sample, and record it.
+
+    Without a sample it runs on zeros of a shape that the model takes; a forward that reads values
+    of its input is refused then.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    copies = {name: tensor.detach().clone() for name, tensor in tensors}
+    if sample is not None:
+        return _record(model, copies, prepare_sample(model, sample), forward, Recorder())
+    return _record_on_zeros(model, copies)
 
 
-def _first_real(model: nn.Module) -> nn.Parameter:
-    everything = list(model.parameters())
-    return next(
-        (parameter for parameter in everything if parameter.is_floating_point()), everything[0]
-    )
-
-
-@contextlib.contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
-    """Inside, the model may draw, write attributes, count steps and differentiate; all is restored."""
-    with (
-        untouched_random_state(_first_real(model).device),
-        UserState(model).with_stand_ins(),
-        twice_differentiable(
-            model
-        ),  # with gradients, which the forward of a physics-informed network takes
-        _plain_transformers(),
-    ):
-        yield
-
-
-def run(
+def _record(
     model: nn.Module,
+    copies: Mapping[str, Tensor],
     inputs: Any,
     forward: Forward | None,
-    tensors: Mapping[str, Tensor],
-    mode: contextlib.AbstractContextManager[Any],
-) -> Any:
-    """The model's output under `mode`, with `tensors` in the place of its parameters and buffers."""
-    own = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    renamed = {f"model.{name}": tensor for name, tensor in {**own, **tensors}.items()}
-    try:
-        with mode:
-            return functional_call(_Called(model, forward), renamed, (inputs,))
-    except ProblemError:
-        raise
-    except Exception as failure:
-        if forward is _call_on_symbols:
-            reason = str(failure).strip().split(". ")[0].splitlines() or [type(failure).__name__]
-            raise ProblemError(
-                f"the model cannot be traced without data ({reason[0].rstrip('.')}); pass sample=, an "
-                "input as the model gets it."
-            ) from failure
-        if "does not require grad" in str(failure):
-            raise ProblemError(
-                "the forward differentiates by its own weights, as that of MAML does, and a scheme runs it "
-                'on copies without gradient. initialize_ with scheme="keep" scales the weights as they are.'
-            ) from failure
-        explain_module(failure, model, inputs)
-        call = "forward(model, sample)" if forward is not None else "model(sample)"
-        raise ProblemError(
-            f"the forward fails on the sample ({type(failure).__name__}: {failure}). sample= is what the "
-            f"model is called with, as {call}: the inputs without targets. For another call, pass "
-            "forward=, as lambda model, x: model(*x)."
-        ) from failure
-
-
-class _Called(nn.Module):
-    """Lets `functional_call` exchange the weights while the user's own `forward(model, inputs)` runs."""
-
-    def __init__(self, model: nn.Module, call: Forward | None) -> None:
-        super().__init__()
-        self.training = model.training
-        self.model = model
-        self.call = call
-
-    def forward(self, inputs: Any) -> Any:
-        return self.model(inputs) if self.call is None else self.call(self.model, inputs)
-
-
-@contextlib.contextmanager
-def _plain_transformers() -> Iterator[None]:
-    """No fused layers in eval mode; the length of a sequence, unknown in tracing, is not asked for."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    length = transformer._get_seq_len
-    torch.backends.mha.set_fastpath_enabled(False)
-    transformer._get_seq_len = lambda *_: None
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        transformer._get_seq_len = length
-
-
-def trace_forward(model: nn.Module, sample: Any, forward: Forward | None) -> trace.Trace:
-    """Run the forward once on copies of the weights, the buffers and the sample, and record every call.
-
-    Without a sample it runs on symbols: arguments that have a default take it, and a forward that
-    asks for values or takes a shape apart is refused.
-    """
-    parameters = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    recorder = Recorder(_first_real(model))
+    recorder: Recorder,
+) -> Trace:
     # A closure holds the model's own parameters, which no copy replaces.
-    for name, parameter in [*parameters.items(), *model.named_parameters()]:
-        recorder.know(parameter, trace.Derived(frozenset({name}), parameter))
-    with preserved(model):
+    for name, parameter in model.named_parameters():
+        for tensor in (copies[name], parameter):
+            recorder.know(tensor, Derived(frozenset({name}), tensor))
+    with preserved(model), recorder.norms_as_one_step(model):
+        buffers = [copies[name] for name, _ in model.named_buffers()]
         attributes = [value for part in model.modules() for value in vars(part).values()]
-        for constant in [
-            *buffers.values(),
-            *(value for value in attributes if isinstance(value, Tensor)),
-        ]:
-            recorder.know(constant, None)
-        for (
-            module
-        ) in model.modules():  # attributes of the modules, which `preserved` takes away again
-            if _is_norm(module):
-                module.__dict__["forward"] = recorder.as_norm(module.forward)
-            elif sample is None and isinstance(module, (nn.MultiheadAttention, nn.RNNBase)):
-                module.__dict__["forward"] = functools.partial(_composite, module, recorder)
-        inputs = recorder if sample is None else prepare_sample(model, sample)
+        for constant in [*buffers, *attributes]:
+            if isinstance(constant, Tensor):
+                recorder.know(constant, None)
         for tensor in tensors_in(inputs):
-            recorder.know(tensor, recorder.trace.add("input", "input", shape=tuple(tensor.shape)))
-        forward = _call_on_symbols if sample is None else forward
-        output = run(model, inputs, forward, {**parameters, **buffers}, recorder)
-    returned = [
-        *tensors_in(output),
-        *(leaf for leaf in trace.leaves_of(output) if isinstance(leaf, Symbol)),
-    ]
-    found = [recorder.symbol_of(one) for one in returned]
-    recorder.trace.outputs = {one.index for one in found if isinstance(one, trace.Signal)}
-    return recorder.trace
+            step = Step("input", "input", shape=tuple(tensor.shape))
+            recorder.know(tensor, recorder.trace.append(step))
+        output = run(model, inputs, forward, copies, recorder)
+    return recorder.finish(output)
 
 
-def _call_on_symbols(model: nn.Module, recorder: Recorder) -> Any:
-    wanted = list(inspect.signature(type(model).forward).parameters.values())[1:]
-    wanted = [
-        one for one in wanted if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
-    ]
-    return model(*[Symbol(recorder, recorder.trace.add("input", "input")) for _ in wanted])
+# --- An input that the model takes, where no sample is given
 
 
-def _composite(module: Any, recorder: Recorder, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(module, nn.MultiheadAttention):
-        names = (
-            "in_proj_weight",
-            "q_proj_weight",
-            "k_proj_weight",
-            "v_proj_weight",
-            "bias_k",
-            "bias_v",
+class NeedsSampleError(ProblemError):
+    """The forward cannot be recorded on an input that was made up."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the model cannot be traced without data ({reason}); pass sample=, an input as the "
+            "model gets it."
         )
-        given = {name: getattr(module, name) for name in names}
-        given |= arguments(args[:3], kwargs, "query key value") | {
-            "out_proj_weight": module.out_proj.weight
-        }
-        given |= {"use_separate_proj_weight": module.in_proj_weight is None}
-        return recorder.record(None, **given, name="multi_head_attention_forward")
-    flat = [getattr(module, name) for name in module._flat_weights_names]
-    settings = (
-        module.bias,
-        module.num_layers,
-        module.dropout,
-        module.training,
-        module.bidirectional,
-    )
-    found = recorder.record(None, args[0], None, flat, *settings, name=module.mode.lower())
-    return (found[0], found[1:]) if module.mode == "LSTM" else found
+
+
+_READS_A_VALUE = {
+    *("__bool__", "__int__", "__float__", "__index__", "__contains__", "item", "tolist", "numpy"),
+    *("equal", "allclose", "is_nonzero"),
+}
+
+
+class RecorderOfZeros(Recorder):
+    """Records a forward on zeros, which must not decide by the value of a signal.
+
+    With `widens`, a dense layer gets as many features as it takes: how many there are behind a
+    convolution depends on the size of the images, and says nothing of the weights.
+    """
+
+    def __init__(self, widens: bool) -> None:
+        super().__init__()
+        self._widens = widens
+        self.met_other_width = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _READS_A_VALUE and any(map(self._is_signal, args)):
+            raise NeedsSampleError(f"the forward decides by a value, read by {name}")
+        if func is nn.functional.linear and self._is_signal(args[0]):
+            *leading, width = args[0].shape
+            self.met_other_width |= width != args[1].shape[1]
+            if self._widens:
+                widened = args[0].new_zeros(*leading, args[1].shape[1])
+                self.know(widened, self.meaning(args[0]))
+                args = (widened, *args[1:])
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _record_on_zeros(model: nn.Module, copies: Mapping[str, Tensor]) -> Trace:
+    """The trace on the first zeros that the model takes, in the shapes that its layers take."""
+    like = first_real_parameter(model)
+    taken = itertools.chain.from_iterable(map(_shapes_taken, model.modules()))
+    shapes = [*itertools.islice(dict.fromkeys(taken), _ZEROS.inputs)]
+    for widens in (False, True):
+        too_narrow = []
+        for is_token, shape in shapes:
+            dtype = torch.long if is_token else like.dtype
+            inputs = torch.zeros(shape, dtype=dtype, device=like.device)
+            recorder = RecorderOfZeros(widens)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    return _record(model, copies, inputs, _call_on_all, recorder)
+            except NeedsSampleError:
+                raise
+            except Exception:  # not the input of this model: the next one may be
+                if recorder.met_other_width:
+                    too_narrow.append((is_token, shape))
+        shapes = too_narrow
+    raise NeedsSampleError("no zeros were found that it takes")
+
+
+def _call_on_all(model: nn.Module, inputs: Any) -> Any:
+    """The model's output with `inputs` for every argument that has no default."""
+    parameters = [*inspect.signature(type(model).forward).parameters.values()][1:]
+    required = [
+        parameter
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    return model(*[inputs] * max(1, len(required)))
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    """The shapes that are tried, usual ones first.
+
+    Two examples, as BatchNorm needs them: `alone`, in sequences, in sequences of sequences; or one,
+    for a model of a fixed number. Primes, so that a reshape that fits is meant. `lengths` of images
+    and signals, as kernels and tables of positions take only some. At most `numbers` in an input,
+    and so many `inputs` that a refusal takes seconds.
+    """
+
+    alone: tuple[tuple[int, ...], ...] = ((2,), (2, 7), (2, 5, 7), (1,))
+    tokens: tuple[tuple[int, ...], ...] = ((2, 7), (2, 3), (2, 2), (2,))
+    lengths: tuple[int, ...] = (8, 16, 28, 32, 64, 96, 128, 224, 256, *range(2, 28))
+    numbers: int = 2**20
+    inputs: int = 100
+
+
+_ZEROS = _Zeros()
+
+
+def _shapes_taken(module: nn.Module) -> Iterator[tuple[bool, tuple[int, ...]]]:
+    """Whether the module takes tokens, and a shape that it may take; usual shapes first."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        yield from ((True, shape) for shape in _ZEROS.tokens)
+        return
+    for weight in module.parameters(recurse=False):
+        axes = weight.ndim - 2
+        if axes < 0:
+            continue
+        width = getattr(module, "in_channels", weight.shape[1])
+        images = [(2, width, *[length] * axes) for length in _ZEROS.lengths if axes]
+        yield from ((False, shape) for shape in images if math.prod(shape) <= _ZEROS.numbers)
+        for features in (width, weight.shape[0]):
+            yield from ((False, (*leading, features)) for leading in _ZEROS.alone)

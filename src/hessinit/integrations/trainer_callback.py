@@ -108,10 +108,17 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
         batch = self._batch
         if batch is None:
             batch = _first_examples(train_dataloader, args.train_batch_size)
-        _, loss, pair, options = logits_problem(model, batch, task=self._task)
+        problem = logits_problem(model, batch, task=self._task)
+        loss = problem.loss
         if getattr(args, "label_smoothing_factor", 0) and loss is token_cross_entropy:
             loss = partial(token_cross_entropy, smoothing=args.label_smoothing_factor)
-        return {"model": model, "loss": loss, "batch": pair, "optimizer": optimizer, **options}
+        return {
+            "model": model,
+            "loss": loss,
+            "batch": problem.batch,
+            "forward": problem.forward,
+            "optimizer": optimizer,
+        }
 
     def _pass_on(self, model: nn.Module) -> None:
         if self._finished_step is not None:

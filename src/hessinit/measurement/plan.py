@@ -21,8 +21,8 @@ from hessinit.curvature.progress import expected_products
 from hessinit.measurement.facts import notes_on, versions_of
 from hessinit.measurement.rows import Details, check_choices
 from hessinit.problem.batches import tensors_in
-from hessinit.problem.determinism import graph_nodes
 from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.graph import nodes_behind
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.validate import check_switches, check_tolerance, check_whole
@@ -346,7 +346,7 @@ def _numbers_between(evaluations: Sequence[Evaluation]) -> tuple[int, int]:
 def _saved_bytes(evaluation: Evaluation) -> int:
     """What the graph of a batch saved for the backward, without weights and copies."""
     sizes: dict[int, int] = {}
-    for node in graph_nodes(evaluation.loss.grad_fn):
+    for node in nodes_behind(evaluation.loss.grad_fn):
         saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
         for tensor in tensors_in([*saved, *getattr(node, "saved_tensors", ())]):
             storage = tensor.untyped_storage()

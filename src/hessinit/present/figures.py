@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib import colormaps, colors, patches, pyplot, text, ticker
@@ -23,34 +24,43 @@ from hessinit.present.document import (
 from hessinit.present.words import format_number, printable, shorten
 
 DRAWABLE = (1e-100, 1e100)  # far beyond this the ticks and margins of a logarithmic axis overflow
-POINTS = 7  # of the letters
-LETTER = 0.6 * POINTS / 72  # inches: the width of a letter, about
-LONGEST_NAME = 36
-# inches: the widths of a column and of a page of a paper
-COLUMN = 3.5
-PAGE = 7.0
-HEIGHT = 2.6
 MARKERS = {"circle": "o", "cross": "X", "square": "s", "diamond": "D", "triangle": "^"}
-FEW = 25  # a curve of fewer points has marks on them
+WHITE = (1.0, 1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes as papers have them: letters in points, all else in inches."""
+
+    points: int = 7
+    letter: float = 0.6 * 7 / 72  # the width of a letter, about
+    longest_name: int = 36  # letters
+    column: float = 3.5
+    page: float = 7.0
+    height: float = 2.6
+    few_points: int = 25  # a curve of fewer points has marks on them
+
+
+LAYOUT = Layout()
 
 
 def draw_charts(charts: Sequence[Chart], axes: Axes | Sequence[Axes] | None = None) -> list[Axes]:
     """Draw each chart on its axes, or on those of a new figure, and return the axes."""
     if axes is None:
-        found = _new_axes(charts)
+        all_axes = _new_axes(charts)
+    elif isinstance(axes, Axes):
+        all_axes = [axes]
     else:
-        found = list(axes) if hasattr(axes, "__len__") else [axes]  # type: ignore[arg-type]
-    if len(found) != len(charts):
+        all_axes = list(axes)
+    if len(all_axes) != len(charts):
         raise ValueError(
-            f"there are {len(charts)} charts for {len(found)} axes; pass one for each."
+            f"there are {len(charts)} charts for {len(all_axes)} axes; pass one for each."
         )
-    for chart, ax in zip(charts, found, strict=True):
-        draw: Any = {LineChart: _draw_lines, HeatMap: _draw_heat_map, RateLine: _draw_rates}[
-            type(chart)
-        ]
-        draw(ax, chart)
+    drawings: Any = {LineChart: _draw_lines, HeatMap: _draw_heat_map, RateLine: _draw_rates}
+    for chart, ax in zip(charts, all_axes, strict=True):
+        drawings[type(chart)](ax, chart)
         _finish(ax, chart)
-    return found
+    return all_axes
 
 
 def _new_axes(charts: Sequence[Chart]) -> list[Axes]:
@@ -59,68 +69,75 @@ def _new_axes(charts: Sequence[Chart]) -> list[Axes]:
     across = 1 if is_stacked else min(3, len(charts))
     down = math.ceil(len(charts) / across)
     heights = [max(height for _, height in sizes[row * across :][:across]) for row in range(down)]
-    width = max(width for width, _ in sizes) if is_stacked else PAGE
+    width = max(width for width, _ in sizes) if is_stacked else LAYOUT.page
     figure = pyplot.figure(figsize=(width, sum(heights)), layout="constrained")
     grid = figure.add_gridspec(down, across, height_ratios=heights)
-    return [figure.add_subplot(grid[at // across, at % across]) for at in range(len(charts))]
+    positions_in_grid = [divmod(number, across) for number in range(len(charts))]
+    return [figure.add_subplot(grid[row, column]) for row, column in positions_in_grid]
 
 
 def _size(chart: Chart) -> tuple[float, float]:
     if isinstance(chart, RateLine):
-        return PAGE, 1.4
+        return LAYOUT.page, 1.4
     if isinstance(chart, HeatMap):
         longest = max((len(_brief(name)) for name in chart.rows), default=0)
-        wide = 1.2 + LETTER * longest + 0.42 * len(chart.columns)
-        return min(max(COLUMN, wide), 2 * PAGE), 1.0 + 0.32 * len(chart.rows)
+        wide = 1.2 + LAYOUT.letter * longest + 0.42 * len(chart.columns)
+        return min(max(LAYOUT.column, wide), 2 * LAYOUT.page), 1.0 + 0.32 * len(chart.rows)
     if not chart.layers:
-        return COLUMN, HEIGHT
+        return LAYOUT.column, LAYOUT.height
     names = list(map(_brief, chart.layers))
-    width = min(max(COLUMN, 0.175 * len(names)), PAGE)
-    return width, HEIGHT + (0.0 if _fit(names, width - 0.7) else LETTER * max(map(len, names)))
+    width = min(max(LAYOUT.column, 0.175 * len(names)), LAYOUT.page)
+    height = LAYOUT.height
+    if not _fit(names, width - 0.7):
+        height += LAYOUT.letter * max(map(len, names))
+    return width, height
 
 
 def _draw_lines(ax: Axes, chart: LineChart) -> None:
     ax.set_xscale("log" if chart.log_x else "linear")
     ax.set_yscale("log" if chart.log_y else "linear")
+    _draw_references(ax, chart)
+    for series in chart.series:
+        _draw_series(ax, chart, series)
+    # Also the positions that have no number to draw.
+    everywhere = [x for series in chart.series for x in positions(series)]
+    drawable = [(x, 1.0) for x in everywhere if _is_drawable(x, chart.log_x)]
+    ax.update_datalim(drawable, updatey=False)
+    ax.autoscale_view()
+    if any(series.symbol == "cross" for series in chart.series):
+        style: dict[str, Any] = {"color": COLORS["grey"], "linestyle": "none", "markersize": 6}
+        ax.plot([], [], marker="X", label="diverged", **style)
+    if chart.layers:
+        ax.set_xlim(-0.6, len(chart.layers) - 0.4)
+        _name_layers(ax, chart.layers)
+    ax.set_ylim(chart.y_range or ax.get_ylim())
+    if not chart.y_range:
+        _show_bands(ax, chart)
+    for series in chart.series:
+        _name_beyond(ax, chart, series)
+
+
+def _draw_references(ax: Axes, chart: LineChart) -> None:
     for band in chart.bands:
-        if _held(band.low, chart.log_y) and _held(band.high, chart.log_y):
+        if _is_drawable(band.low, chart.log_y) and _is_drawable(band.high, chart.log_y):
             color = _color(band.color)
             ax.axhspan(band.low, band.high, label=band.label, color=color, alpha=0.15, linewidth=0)
     for rule in chart.rules:
-        if _held(rule.value, chart.log_x if rule.upright else chart.log_y):
-            draw: Any = ax.axvline if rule.upright else ax.axhline
-            draw(
-                rule.value, label=rule.label, color=_color(rule.color), linestyle="--", linewidth=1
-            )
-    for series in chart.series:
-        _draw_series(ax, chart, series)
-    places = [x for one in chart.series for x in positions(one) if _held(x, chart.log_x)]
-    ax.update_datalim(
-        [(x, 1.0) for x in places], updatey=False
-    )  # also those without a number to draw
-    ax.autoscale_view()
-    if any(one.symbol == "cross" for one in chart.series):
-        ax.plot(
-            [],
-            [],
-            marker="X",
-            color=COLORS["grey"],
-            linestyle="none",
-            markersize=6,
-            label="diverged",
-        )
-    if chart.layers:
-        ax.set_xlim(-0.6, max(len(chart.layers), 1) - 0.4)
-        _name_layers(ax, chart.layers)
-    ax.set_ylim(chart.y_range or ax.get_ylim())
-    limits = [
-        end for band in chart.bands for end in (band.low, band.high) if _held(end, chart.log_y)
-    ]
-    if limits and not chart.y_range:  # the whole band, and some room around it
+        style: dict[str, Any] = {"color": _color(rule.color), "linestyle": "--", "linewidth": 1}
+        if rule.upright and _is_drawable(rule.value, chart.log_x):
+            ax.axvline(rule.value, label=rule.label, **style)
+        elif not rule.upright and _is_drawable(rule.value, chart.log_y):
+            ax.axhline(rule.value, label=rule.label, **style)
+
+
+def _show_bands(ax: Axes, chart: LineChart) -> None:
+    """Widen the axis to the whole bands, and some room around them."""
+    ends = [end for band in chart.bands for end in (band.low, band.high)]
+    ends = [end for end in ends if _is_drawable(end, chart.log_y)]
+    if ends:
         low, high = ax.get_ylim()
-        ax.set_ylim(min(low, min(limits) / (3 if chart.log_y else 1)), max(high, max(limits) * 1.5))
-    for series in chart.series:
-        _name_beyond(ax, chart, series)
+        lowest = min(ends) / 3 if chart.log_y else min(ends)
+        ax.set_ylim(min(low, lowest), max(high, max(ends) * 1.5))
 
 
 def _draw_series(ax: Axes, chart: LineChart, series: Series) -> None:
@@ -128,108 +145,105 @@ def _draw_series(ax: Axes, chart: LineChart, series: Series) -> None:
     y = [_or_nan(value, chart.log_y) for value in series.y]
     color = _color(series.color)
     if series.low is not None and series.high is not None:
-        low, high = (
-            [_or_nan(value, chart.log_y) for value in one] for one in (series.low, series.high)
-        )
+        low = [_or_nan(value, chart.log_y) for value in series.low]
+        high = [_or_nan(value, chart.log_y) for value in series.high]
         if chart.layers or series.points:
             ax.vlines(x, low, high, color=color, alpha=0.4, linewidth=3)
         else:
             ax.fill_between(x, low, high, color=color, alpha=0.16, linewidth=0)
     has_line = not series.hollow and not series.points
-    has_marks = bool(chart.layers) or not has_line or len(x) < FEW
-    if series.symbol == "cross":
-        style: dict[str, Any] = {
-            "clip_on": False,
-            "zorder": 6,
-            "markersize": 6,
-            "markeredgecolor": "white",
-        }
-    else:
-        size = 6 if series.hollow else 4 if chart.layers else 3.5
-        style = {"markersize": size, "markerfacecolor": "none" if series.hollow else color}
+    has_marks = bool(chart.layers) or not has_line or len(x) < LAYOUT.few_points
+    line_style = "none"
+    if has_line:
+        line_style = "--" if series.dashed else "-"
     ax.plot(
         x,
         y,
         color=color,
-        linestyle="none" if not has_line else "--" if series.dashed else "-",
+        linestyle=line_style,
         linewidth=0.7 if chart.layers else 1.4,
         marker=MARKERS[series.symbol] if has_marks else "",
         label=series.name if series.in_legend else "_",
-        **style,
+        **_marker_style(chart, series, color),
     )
+
+
+def _marker_style(chart: LineChart, series: Series, color: Any) -> dict[str, Any]:
+    if series.symbol == "cross":
+        return {"clip_on": False, "zorder": 6, "markersize": 6, "markeredgecolor": "white"}
+    if series.hollow:
+        return {"markersize": 6, "markerfacecolor": "none"}
+    return {"markersize": 4 if chart.layers else 3.5, "markerfacecolor": color}
 
 
 def positions(series: Series) -> list[float]:
     if series.x is None:
-        return [float(place) for place in range(len(series.y))]
+        return [float(number) for number in range(len(series.y))]
     return [math.nan if value is None else float(value) for value in series.x]
 
 
 def _name_beyond(ax: Axes, chart: LineChart, series: Series) -> None:
     """Mark numbers that the axis cannot hold at its edge; over layers, name them."""
     for x, value in zip(positions(series), series.y, strict=True):
-        if value is None or _held(value, chart.log_y) or not _held(x, chart.log_x):
+        if value is None or _is_drawable(value, chart.log_y) or not _is_drawable(x, chart.log_x):
             continue
-        low = value <= 0 or value < DRAWABLE[0]
         edge: dict[str, Any] = {
             "transform": ax.get_xaxis_transform(),
             "color": _color(series.color),
         }
-        marker = "X" if series.symbol == "cross" else "v" if low else "^"
-        ax.plot(x, 0.03 if low else 0.97, marker=marker, markersize=6, clip_on=False, **edge)
+        is_below = value <= 0 or value < DRAWABLE[0]
+        height, text_height, alignment, marker = (0.97, 0.92, "top", "^")
+        if is_below:
+            height, text_height, alignment, marker = (0.03, 0.08, "bottom", "v")
+        if series.symbol == "cross":
+            marker = "X"
+        ax.plot(x, height, marker=marker, markersize=6, clip_on=False, **edge)
         if chart.layers:
-            ax.text(
-                x,
-                0.08 if low else 0.92,
-                format_number(value),
-                ha="center",
-                va="bottom" if low else "top",
-                fontsize=POINTS,
-                **edge,
-            )
+            number = format_number(value)
+            edge |= {"ha": "center", "va": alignment, "fontsize": LAYOUT.points}
+            ax.text(x, text_height, number, **edge)
 
 
 def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
     values = [[_or_nan(value, chart.log_color) for value in row] for row in chart.values]
-    known = [value for row in values for value in row if not math.isnan(value)] or [1.0]
-    low = min(known)
-    high = max(known)
-    kind = colors.LogNorm if chart.log_color else colors.Normalize
-    scale = kind(low, high if high > low else low * 1.01 + 1e-12)
+    numbers = [value for row in values for value in row if not math.isnan(value)] or [1.0]
+    low = min(numbers)
+    high = max(numbers)
+    if high <= low:
+        high = low * 1.01 + 1e-12
+    scale = colors.LogNorm(low, high) if chart.log_color else colors.Normalize(low, high)
     palette = colormaps["YlGnBu_r"]  # dark is low
     image = ax.imshow(values, norm=scale, cmap=palette, aspect="auto")
     for down, row in enumerate(values):
         for across, value in enumerate(row):
             if chart.marked and chart.marked[down][across]:
-                ax.add_patch(
-                    patches.Rectangle(
-                        (across - 0.48, down - 0.48),
-                        0.96,
-                        0.96,
-                        fill=False,
-                        linewidth=1.8,
-                        edgecolor=COLORS["vermilion"],
-                    )
-                )
-            red, green, blue, _ = palette(scale(value)) if not math.isnan(value) else (1, 1, 1, 1)
+                ax.add_patch(_frame(down, across))
+            red, green, blue, _ = WHITE if math.isnan(value) else palette(scale(value))
             ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
-            text = printable(chart.texts[down][across])
-            ax.text(across, down, text, ha="center", va="center", fontsize=POINTS, color=ink)
+            cell = printable(chart.texts[down][across])
+            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": LAYOUT.points}
+            ax.text(across, down, cell, color=ink, **style)
     ax.set_xticks(range(len(chart.columns)), list(map(_brief, chart.columns)))
     ax.set_yticks(range(len(chart.rows)), list(map(_brief, chart.rows)))
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     bar = ax.figure.colorbar(image, ax=ax, shrink=0.9, pad=0.02, aspect=18)
-    bar.set_label(chart.value_label, fontsize=POINTS)
+    bar.set_label(chart.value_label, fontsize=LAYOUT.points)
     bar.outline.set_visible(False)
     _write_numbers(bar.ax.yaxis, chart.log_color)
-    bar.ax.tick_params(labelsize=POINTS, which="both")
+    bar.ax.tick_params(labelsize=LAYOUT.points, which="both")
+
+
+def _frame(down: int, across: int) -> patches.Rectangle:
+    corner = (across - 0.48, down - 0.48)
+    style: dict[str, Any] = {"linewidth": 1.8, "edgecolor": COLORS["vermilion"]}
+    return patches.Rectangle(corner, 0.96, 0.96, fill=False, **style)
 
 
 def _draw_rates(ax: Axes, chart: RateLine) -> None:
     best = ReferenceLine(chart.best, chart.best_label, "green")
     limit = ReferenceLine(chart.stable, chart.stable_label, "vermilion")
-    marks = [mark for mark in (best, limit, *chart.marks) if _held(mark.value, True)]
+    marks = [mark for mark in (best, limit, *chart.marks) if _is_drawable(mark.value, True)]
     ax.set_xscale("log")
     if marks:
         ax.set_xlim(min(mark.value for mark in marks) / 3, max(mark.value for mark in marks) * 3)
@@ -241,24 +255,23 @@ def _draw_rates(ax: Axes, chart: RateLine) -> None:
 
 def _finish(ax: Axes, chart: Chart) -> None:
     """Label the axes and place caption and legend above, where they hide nothing."""
-    ax.set_xlabel(getattr(chart, "x_label", "learning rate"), fontsize=POINTS + 1)
-    ax.set_ylabel(getattr(chart, "y_label", ""), fontsize=POINTS + 1)
+    ax.set_xlabel(getattr(chart, "x_label", "learning rate"), fontsize=LAYOUT.points + 1)
+    ax.set_ylabel(getattr(chart, "y_label", ""), fontsize=LAYOUT.points + 1)
     if isinstance(chart, LineChart):
         _write_numbers(ax.yaxis, chart.log_y)
     if isinstance(chart, LineChart) and not chart.layers:
-        is_whole = all(
-            value is None or value % 1 == 0 for one in chart.series for value in one.x or ()
-        )
+        values = [value for series in chart.series for value in series.x or ()]
+        is_whole = all(value is None or value % 1 == 0 for value in values)
         _write_numbers(ax.xaxis, chart.log_x, is_whole)
     elif isinstance(chart, RateLine):
         _write_numbers(ax.xaxis, True)
-    ax.tick_params(labelsize=POINTS, which="both")
+    ax.tick_params(labelsize=LAYOUT.points, which="both")
     inches = float(ax.get_window_extent().width / ax.figure.dpi)
-    caption = textwrap.fill(printable(chart.caption), max(20, int(inches / LETTER)))
+    caption = textwrap.fill(printable(chart.caption), max(20, int(inches / LAYOUT.letter)))
     handles, labels = ax.get_legend_handles_labels()
     if len(handles) > 1 or isinstance(chart, RateLine):
         shown = list(map(_brief, labels))
-        columns = max(1, int(inches / (LETTER * (max(map(len, shown)) + 5))))
+        columns = max(1, int(inches / (LAYOUT.letter * (max(map(len, shown)) + 5))))
         ax.legend(
             handles,
             shown,
@@ -268,12 +281,12 @@ def _finish(ax: Axes, chart: Chart) -> None:
             loc="lower left",
             bbox_to_anchor=(0, 1.0),
             borderaxespad=0.2,
-            fontsize=POINTS,
-            title_fontsize=POINTS + 1,
+            fontsize=LAYOUT.points,
+            title_fontsize=LAYOUT.points + 1,
             frameon=False,
         )
     else:
-        ax.set_title(caption, fontsize=POINTS + 1, loc="left")
+        ax.set_title(caption, fontsize=LAYOUT.points + 1, loc="left")
     for part in ax.findobj(text.Text):
         part.set_parse_math(False)  # a "$" in a name is a "$"
 
@@ -290,17 +303,17 @@ def _write_numbers(axis: Axis, is_log: bool, is_whole: bool = False) -> None:
 
 def _name_layers(ax: Axes, layers: Sequence[str]) -> None:
     inches = float(ax.get_window_extent().width / ax.figure.dpi)
-    step = max(1, math.ceil(len(layers) / max(1, int(inches * 72 / (POINTS * 1.15)))))
+    step = max(1, math.ceil(len(layers) / max(1, int(inches * 72 / (LAYOUT.points * 1.15)))))
     names = list(map(_brief, layers[::step]))
     ax.set_xticks(range(0, len(layers), step), names, rotation=0 if _fit(names, inches) else 90)
 
 
 def _brief(name: str) -> str:
-    return shorten(printable(name), LONGEST_NAME)
+    return shorten(printable(name), LAYOUT.longest_name)
 
 
 def _fit(names: Sequence[str], inches: float) -> bool:
-    return not names or (max(map(len, names)) + 1) * LETTER * len(names) <= inches
+    return not names or (max(map(len, names)) + 1) * LAYOUT.letter * len(names) <= inches
 
 
 def _color(color: str) -> Any:
@@ -309,11 +322,15 @@ def _color(color: str) -> Any:
     return colormaps["viridis"](0.85 * float(color.removeprefix("ramp:")))
 
 
-def _held(value: float | None, is_log: bool) -> bool:
+def _is_drawable(value: float | None, is_log: bool) -> bool:
     if value is None or math.isnan(value):
         return False
-    return DRAWABLE[0] <= value <= DRAWABLE[1] if is_log else abs(value) <= DRAWABLE[1]
+    if is_log:
+        return DRAWABLE[0] <= value <= DRAWABLE[1]
+    return abs(value) <= DRAWABLE[1]
 
 
 def _or_nan(value: float | None, is_log: bool) -> float:
-    return float(value) if value is not None and _held(value, is_log) else math.nan
+    if value is None or not _is_drawable(value, is_log):
+        return math.nan
+    return float(value)

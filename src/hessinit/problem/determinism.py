@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, WeightsError
 from hessinit.problem.batches import Batch, tensors_in
+from hessinit.problem.graph import first_leaf, nodes_behind
 from hessinit.problem.validate import all_finite, name_large_inputs
 
 if TYPE_CHECKING:
@@ -26,18 +26,18 @@ def check_graph(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> Non
         )
     parameters = {name: problem.model.get_parameter(name) for name in problem.leaves}
     for who, end in (("the forward", output), ("the loss", loss)):
-        if (name := _first_of(graph_nodes(end.grad_fn), parameters)) is not None:
+        if (name := first_leaf(nodes_behind(end.grad_fn), parameters)) is not None:
             raise ProblemError(
                 f"{who} reaches {name} by a way that cannot be followed (an attribute in "
                 "__slots__, an earlier view, TorchScript), so that its derivative would be "
                 "missing. Keep the weight in an attribute of the model, and make views of it "
                 "inside the forward."
             )
-    after = list(graph_nodes(loss.grad_fn, stop=output.grad_fn))
+    after = list(nodes_behind(loss.grad_fn, stop=output.grad_fn))
     if output.grad_fn not in after:
         why = "the loss is not a function of the model's output (it was detached, or the loss ignores it)"
         raise ProblemError(f"{why}; compute it from its first argument.")
-    if (name := _first_of(after, problem.leaves)) is not None:
+    if (name := first_leaf(after, problem.leaves)) is not None:
         raise ProblemError(
             f"the loss depends on {name} not only through the model's output: by a penalty, by an "
             "auxiliary loss that the forward keeps in an attribute, or by a layer that the loss "
@@ -48,45 +48,16 @@ def check_graph(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> Non
     check_no_reentrant_checkpoints(output)
 
 
-def _first_of(nodes: Iterable[Any], tensors: Mapping[str, Tensor]) -> str | None:
-    owners = {id(tensor): name for name, tensor in tensors.items()}
-    names = (owners.get(id(getattr(node, "variable", None))) for node in nodes)
-    return next((name for name in names if name is not None), None)
-
-
 def check_no_reentrant_checkpoints(output: Tensor) -> None:
     """They recompute the forward inside `backward()`, and refuse `autograd.grad`."""
     if any(
-        type(node).__name__ == "CheckpointFunctionBackward" for node in graph_nodes(output.grad_fn)
+        type(node).__name__ == "CheckpointFunctionBackward" for node in nodes_behind(output.grad_fn)
     ):
         raise ProblemError(
             "the model recomputes activations by reentrant checkpoints, which have no second "
             "derivative. Turn them off while measuring, or pass use_reentrant=False to "
             "torch.utils.checkpoint.checkpoint."
         )
-
-
-def custom_functions(output: Tensor, stop: Tensor | None = None) -> list[str]:
-    """The names of the user's own `torch.autograd.Function`s between `stop` and `output`."""
-    nodes = graph_nodes(output.grad_fn, None if stop is None else stop.grad_fn)
-    found = [getattr(node, "_forward_cls", None) for node in nodes]
-    own = [one for one in found if one is not None and not one.__module__.startswith("hessinit.")]
-    return sorted({function.__name__ for function in own})
-
-
-def graph_nodes(top: Any, stop: Any = None) -> Iterator[Any]:
-    seen = {top}
-    waiting = [top]
-    while waiting:
-        if (node := waiting.pop()) is None:
-            continue
-        yield node
-        if node is stop:
-            continue
-        for source, _ in node.next_functions:
-            if source not in seen:
-                seen.add(source)
-                waiting.append(source)
 
 
 # Dropping one layer in ten goes unnoticed in one repetition nine times out of ten, in nineteen once

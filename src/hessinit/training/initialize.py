@@ -18,15 +18,14 @@ from torch import nn
 from hessinit.curvature.cost import gradient_seconds, in_gradients
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
-from hessinit.init import apply_scheme, defaults, fit, scales, weights
-from hessinit.init.defaults import NOT_SCALED, Config
+from hessinit.init import apply_scheme, fit, scales, weights
+from hessinit.init.options import NOT_SCALED, Fit, FitRequest
 from hessinit.measurement.facts import note_unchecked
 from hessinit.present.advice import WAYS_TO_LEARN
 from hessinit.problem import validate
 from hessinit.problem.batches import read_batches
-from hessinit.problem.functional import ProblemOptions
 from hessinit.problem.preserve import uninterrupted
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import LEARNED, Initialization, Trial
@@ -99,7 +98,7 @@ def initialize_(
     residual: str = "auto",
     tolerance: float = 0.05,
     max_measurements: int | None = None,
-    max_sharpening: float = defaults.MAX_SHARPENING,
+    max_sharpening: float = Fit.max_sharpening,
     report: bool | None = None,
     seed: int = 0,
     dry_run: bool = False,
@@ -180,36 +179,41 @@ def initialize_(
             "data= asks for a race, which trains at a learning rate; pass lr=, such as 0.1, or lr='auto'."
         )
     name, momentum = _read_rule(optimizer, inside, momentum)
-    config = Config(
-        lr,
-        target,
-        name,
-        momentum,
-        rule,
-        scheme,
-        scaling,
-        curvature,
-        biases,
-        residual,
-        tolerance,
-        max_measurements,
-        max_sharpening,
-        report,
+    chosen = Fit(
+        rule=rule,
+        scheme=scheme,
+        scaling=scaling,
+        curvature=curvature,
+        biases=biases,
+        residual=residual,
+        tolerance=tolerance,
+        max_measurements=max_measurements,
+        max_sharpening=max_sharpening,
+        report=report,
+        momentum=momentum,
     )
+    config = FitRequest(lr, target, name, chosen)
     validate.check_dropout(inside, dropout)
     named = validate.list_patterns(layers)
-    options: ProblemOptions = {"layers": named, "forward": forward, "dropout": dropout}
-    options |= {"reduction": reduction, "seed": seed}
     found = read_batches(batch)
     pairs = [(one.inputs, one.targets) for _, one in found]  # an iterator can be read only once
     is_one = len(found) == 1 and not found[0][0]
-    factory = scales.ProblemFactory(
-        inside, loss, pairs[0] if is_one else pairs, options, curvature, check
+    problem = Problem(
+        inside,
+        loss,
+        pairs[0] if is_one else pairs,
+        forward=forward,
+        layers=named,
+        dropout=dropout,
+        reduction=reduction,
+        seed=seed,
+        check=check,
     )
+    factory = scales.ProblemFactory(problem, curvature)
     for place, one in found:  # before a scheme meets them in some layer
         validate.check_finite_inputs(one.inputs, place)
     steps = trial_steps * (LONGER if config.lr == "auto" else 1)
-    raced = None if data is None else read_race_data(data, factory.batch, steps, seed)
+    raced = None if data is None else read_race_data(data, factory.problem.batch, steps, seed)
     targets = weights.find_targets(inside, named)
     writable = [one for one in targets if not one.reason_unchanged]
     if not writable:
@@ -259,7 +263,7 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
     """The result and its reports with their cost in gradients; without, for weights that are not finite."""
     gradient = None
     with contextlib.suppress(ProblemError):
-        problem = factory.problem()
+        problem = factory.functional()
         with problem.settings():
             gradient = gradient_seconds(problem)
 
@@ -292,33 +296,33 @@ class _Work:
 
     factory: scales.ProblemFactory
     targets: list[weights.Target]
-    config: Config
+    config: FitRequest
     restore: Callable[[], None]
     optimizer: str | loop.MakeOptimizer
     progress: bool | OnStep
 
-    def fit_(self, config: Config) -> Initialization:
+    def fit_(self, config: FitRequest) -> Initialization:
         self.restore()
-        return fit.fit_(self.factory, self.targets, config, self.restore)
+        return fit.fit_weights_(self.factory, self.targets, config, self.restore)
 
     def _trial(
         self, lr: float, margin: float = SURVIVAL_MARGIN, steps: int = SURVIVAL_STEPS
     ) -> Trial:
         """Some steps from the present weights on the batch, a little above the rate; all is put back."""
         model = self.factory.model
-        loss = self.factory.loss
-        batch = self.factory.batch
+        loss = self.factory.problem.loss
+        batch = self.factory.problem.batch
         return survives(model, loss, batch, lr=margin * lr, steps=steps, **self._training())
 
     def _training(self) -> dict[str, Any]:
         """What trials and races share."""
-        options = self.factory.options
+        problem = self.factory.problem
         return {
             "optimizer": self.optimizer,
             "momentum": self.config.momentum,
             "loss_range": self.factory.loss_range,
-            "forward": options["forward"],
-            "seed": options["seed"],
+            "forward": problem.forward,
+            "seed": problem.seed,
         }
 
     def survive_(self, result: Initialization) -> Initialization:
@@ -332,13 +336,13 @@ class _Work:
             [replace(config, flatter=by) for by in FLATTER] if result.kappa is not None else []
         )
         if result.scaling == "small-output":
-            flatter = [replace(config, scaling="last"), *flatter]
-        if _has_branches(result) and config.residual == "auto":
+            flatter = [config.with_options(scaling="last"), *flatter]
+        if _has_branches(result) and config.fit.residual == "auto":
             flatter = [
                 *flatter[:1],
-                *(replace(one, residual="small") for one in (config, *flatter)),
+                *(one.with_options(residual="small") for one in (config, *flatter)),
             ]
-        survivors: list[Config] = []  # at the rate itself, without the margin
+        survivors: list[FitRequest] = []  # at the rate itself, without the margin
         for other in flatter:
             if trial.survived:
                 break
@@ -354,8 +358,8 @@ class _Work:
             self.config = replace(config, flatter=1.0)
             return self._old_weights_(first, f"at lr = {lr:g} the loss blew up in every trial")
         asked = self.config
-        branches = "small residual branches" if config.residual != asked.residual else ""
-        last = "the last weight scaled" if config.scaling != asked.scaling else ""
+        branches = "small residual branches" if config.fit.residual != asked.fit.residual else ""
+        last = "the last weight scaled" if config.fit.scaling != asked.fit.scaling else ""
         kappa = f"κ = {result.kappa:.3g}" if config.flatter > 1 and result.kappa else ""
         told = " and ".join(filter(None, (branches, last, kappa)))
         why = f"; with {told}, since without the loss blew up in a trial" if told else ""
@@ -438,7 +442,7 @@ class _Work:
         with race_bar(self.progress is True) as bar:
             trials = race_(
                 self.factory.model,
-                self.factory.loss,
+                self.factory.problem.loss,
                 data,
                 candidates,
                 **self._training(),
@@ -462,7 +466,7 @@ class _Work:
             found = self._describe(result, "keep" if keep else winner.name)
             found = replace(found, lr=winner.lr, survival=None)
         elif found is not result and self.config.reports:
-            after = scales.ScaledModel(self.factory, [], 0.1).report(self.config.report is True)
+            after = scales.ScaledModel(self.factory, [], 0.1).report(self.config.fit.report is True)
             found = replace(found, before=result.before, after=after)
         notes = [*found.notes]
         if data.different == 1:
@@ -517,18 +521,20 @@ class _Work:
         self, lr: float, results: dict[tuple[str, float], Initialization], first: Initialization
     ) -> list[Candidate]:
 
-        def fitted(name: str, config: Config) -> Candidate:
+        def fitted(name: str, config: FitRequest) -> Candidate:
             def write_() -> None:
-                results[name, lr] = fit.fit_(self.factory, self.targets, config, self.restore)
+                results[name, lr] = fit.fit_weights_(
+                    self.factory, self.targets, config, self.restore
+                )
 
             return Candidate(name, lr, write_, 0.0 if name == OURS else handicap)
 
-        config = replace(self.config, lr=lr, report=False)
+        config = replace(self.config, lr=lr).with_options(report=False)
         auto = self.config.lr == "auto"
         handicap = 0.0 if auto else HANDICAP
         found = [fitted(OURS, config)]
         put_back = (
-            first.plan is None and config.scheme != "keep"
+            first.plan is None and config.fit.scheme != "keep"
         )  # the old weights, after the trials
         if not auto and not put_back:  # it is in the model
             results[OURS, lr] = first
@@ -538,10 +544,10 @@ class _Work:
         if first.kappa is not None and not auto:
             flatter = replace(config, flatter=RACED_FLATTER * config.flatter)
             found.append(fitted(f"{OURS}, κ = {first.kappa / RACED_FLATTER:.3g}", flatter))
-        if _has_branches(first) and config.residual == "auto":
+        if _has_branches(first) and config.fit.residual == "auto":
             size = "plain" if first.symmetries and not config.is_adaptive else "scaled"
-            found.append(fitted(f"{OURS}, {size} branches", replace(config, residual=size)))
-        if self.config.scheme != "keep" and not auto:
+            found.append(fitted(f"{OURS}, {size} branches", config.with_options(residual=size)))
+        if self.config.fit.scheme != "keep" and not auto:
             # Where nothing is scaled, the fitted weights are LSUV's.
             schemes = ["orthogonal"] if first.kappa is None else ["lsuv", "orthogonal"]
             found += [
@@ -551,14 +557,13 @@ class _Work:
         return [*found, Candidate(YOURS, lr, lambda: None, handicap)]
 
     def _draw_(self, scheme: str) -> None:
-        apply_scheme.apply_scheme_(
+        apply_scheme.draw_scheme_(
             self.factory.model,
-            scheme,
-            sample=self.factory.sample,
-            forward=self.factory.options["forward"],
-            layers=self.factory.options["layers"],
-            distributed="each",
-            generator=torch.Generator().manual_seed(self.factory.options["seed"]),
+            apply_scheme.Scheme(scheme),
+            self.factory.sample,
+            self.factory.problem.forward,
+            self.factory.problem.layers,
+            torch.Generator().manual_seed(self.factory.problem.seed),
         )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError, choose, list_of
-from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, apply_scheme_
+from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, Scheme, draw_scheme_
 from hessinit.init.weights import find_targets
 from hessinit.problem.problem import Forward, Loss
 from hessinit.training.data import derive, generator, seed_everything
@@ -96,14 +96,7 @@ class Initializer:
             self.scheme(model, loss, batch, lr, derive(seed, "start"))
         elif self.scheme != DEFAULT:
             source = generator(seed, "start")
-            apply_scheme_(
-                model,
-                self.scheme,
-                sample=batch[0],
-                forward=forward,
-                generator=source,
-                distributed="each",
-            )
+            draw_scheme_(model, Scheme(self.scheme), batch[0], forward, generator=source)
         return ""
 
 
