@@ -172,6 +172,8 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "verdict trains": lambda: answered(VERDICTS + r"\d+ of (\d+)"),
     "verdict found": lambda: answered(VERDICTS + r".*?caught (\d+)"),
     "verdict fails": lambda: answered(VERDICTS + r".*?caught \d+ of (\d+)"),
+    "verdict edge found": lambda: answered(r"^edge: .*?caught (\d+)"),
+    "verdict edge fails": lambda: answered(r"^edge: .*?caught \d+ of (\d+)"),
     # The advice against grids: cases that were set aside, and the others
     "advice near share": lambda: answered(r"of the fall: .*?\((\d+)[.\d]*%\)", "--held-out"),
     "advice cells": lambda: answered(r"(\d+) train$", "--held-out"),
