@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().parent.parent / "command-line.md"
 BLOCK = re.compile(r"(?<=<!--command )(?P<name>[\w ]+)-->\n.*?(?=<!--end-->)", re.S)
 COMMANDS = [command.callback.__name__ for command in app.registered_commands]
 SHARED = "shared options"
-EXAMPLES = 3  # of each command; the help has more
+EXAMPLES = 2  # of each command; the help has more
 RANGE = re.compile(r" \[(?:\d+<=)?x[<>]=\d+\]|; (?:\d+<=)?x[<>]=\d+")
 
 
