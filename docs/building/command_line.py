@@ -1,8 +1,8 @@
 """Write the options of every command into docs/command-line.md: python docs/building/command_line.py
 
 The page has a block for each command, filled from its `--help`: what it does, its first examples, and the
-options of its own. Options that mean the same in several commands stand in one list. The tests compare the
-page with the real `--help`, so run this when an option changes.
+options of its own. Options that mean the same in several commands stand in one list, by commands. The
+tests compare the page with the real `--help`, so run this when an option changes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from textwrap import dedent
 
 from typer.testing import CliRunner
 
@@ -30,7 +29,7 @@ RANGE = re.compile(r" \[(?:\d+<=)?x[<>]=\d+\]|; (?:\d+<=)?x[<>]=\d+")
 class Help:
     """The parts of the help of a command; an argument or option is a pair of its form and its meaning."""
 
-    description: str
+    summary: str
     examples: list[str]
     arguments: list[tuple[str, str]]
     options: list[tuple[str, str]]
@@ -41,11 +40,10 @@ def help_of(command: str) -> Help:
     text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100"}).stdout
     head, *parts = re.split(r"^(Arguments|Options):\n", text, flags=re.M)
     pairs = dict(zip(parts[::2], map(pairs_of, parts[1::2]), strict=True))
-    _usage, *paragraphs = re.split(r"\n\s*\n", re.sub(r"^  ", "", head, flags=re.M).strip())
+    _usage, summary, *paragraphs = re.split(r"\n\s*\n", re.sub(r"^  ", "", head, flags=re.M).strip())
     examples = next(paragraph for paragraph in paragraphs if paragraph.startswith("Examples:"))
-    prose = [paragraph for paragraph in paragraphs if not paragraph.startswith(("Examples:", "Exit status"))]
     return Help(
-        description="\n\n".join(map(with_code, prose)),
+        summary=re.sub(r"\s+", " ", summary),
         examples=[line.strip() for line in examples.splitlines()[1:]],
         arguments=pairs.get("Arguments", []),
         options=[(form, meaning) for form, meaning in pairs["Options"] if "--help" not in form],
@@ -66,17 +64,6 @@ def pairs_of(text: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def with_code(paragraph: str) -> str:
-    """A paragraph in one line; its indented lines become blocks of code."""
-    if "\n  " not in paragraph:
-        return re.sub(r"\s+", " ", paragraph)
-
-    def fenced(lines: re.Match[str]) -> str:
-        return f"\n```text\n{dedent(lines[0]).strip()}\n```\n\n"
-
-    return re.sub(r"(?:^  .*\n?)+", fenced, paragraph, flags=re.M).strip()
-
-
 def shared() -> dict[tuple[str, str], list[str]]:
     """The options that several commands have with the same meaning, and those commands."""
     commands = defaultdict(list)
@@ -89,14 +76,16 @@ def shared() -> dict[tuple[str, str], list[str]]:
 def block_of(name: str) -> str:
     """The text between the marks of a command, or of the options that several share."""
     if name == SHARED:
-        lines = [f"- `{form}` ({', '.join(names)}): {meaning}" for (form, meaning), names in shared().items()]
-        return "\n".join(lines)
+        by_commands = defaultdict(list)
+        for (form, meaning), names in shared().items():
+            by_commands[", ".join(names)].append(f"- `{form}`: {meaning}")
+        return "\n\n".join(f"{names}:\n\n" + "\n".join(lines) for names, lines in by_commands.items())
     command = help_of(name)
     arguments = [(form.split(" <")[0], meaning) for form, meaning in command.arguments]
     own = [pair for pair in arguments if pair[0] != "FILE.py:FUNCTION"]
     own += [pair for pair in command.options if pair not in shared()]
     examples = "\n".join(command.examples[:EXAMPLES])
-    parts = [command.description, f"```text\n{examples}\n```"]
+    parts = [command.summary, f"```text\n{examples}\n```"]
     parts += ["\n".join(f"- `{form}`: {meaning}" for form, meaning in own)] if own else []
     return "\n\n".join(parts)
 

@@ -164,10 +164,8 @@ NUMBERS: dict[str, Callable[[], str]] = {
     # Verdicts against trainings
     "unsound alarms": soundness(1),
     "unsound trains": soundness(2),
-    "unsound alarms share": soundness(3),
     "unsound found": soundness(4),
     "unsound fails": soundness(5),
-    "unsound found share": lambda: f"{float(soundness(6)()):.0f}",
     "verdict alarms": lambda: answered(VERDICTS + r"(\d+)"),
     "verdict trains": lambda: answered(VERDICTS + r"\d+ of (\d+)"),
     "verdict found": lambda: answered(VERDICTS + r".*?caught (\d+)"),
