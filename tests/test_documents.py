@@ -193,10 +193,10 @@ def test_links_to_missing_files_and_headings_are_found(tmp_path: Path) -> None:
 
 
 def test_a_stale_number_and_a_comment_without_a_number_are_found() -> None:
-    good = "Of 1,379<!--ordinary problems--> problems\n```\n<!--shown-->\n```\n"
+    good = "Of 1,379<!--ordinary-problems--> problems\n```\n<!--shown-->\n```\n"
     assert RECORDS["stale"](good) == []
     assert len(RECORDS["stale"](good.replace("1,379", "42"))) == 1
-    assert RECORDS["stale"]("three<!--ordinary problems-->") == ["'ordinary problems' follows no number"]
-    assert RECORDS["stale"]("3<!--what nobody counts-->") == ["'what nobody counts' is no entry"]
+    assert RECORDS["stale"]("three<!--ordinary-problems-->") == ["'ordinary-problems' follows no number"]
+    assert RECORDS["stale"]("3<!--what-nobody-counts-->") == ["'what-nobody-counts' is no entry"]
     table = "<!--table cost of peers-->\n\n| old |\n\n<!--end-->"
     assert RECORDS["stale"](table) != [] == RECORDS["stale"](RECORDS["filled"](table))
