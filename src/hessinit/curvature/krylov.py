@@ -440,8 +440,8 @@ def unseen_distance(
     """
     if betas[-1] <= 0:
         return 0.0
-    gaps = np.abs(values - values[index])
-    gaps = np.delete(gaps, index if index == 0 else len(gaps) - 1)
+    beside = values[1:] if index == 0 else values[:-1]
+    gaps = np.abs(beside - values[index])
     if gaps.size and not gaps.min() > 0:
         gaps = np.maximum(gaps, np.finfo(np.float64).tiny)
     limit = math.log(math.sqrt(2 * size / math.pi) / rare) + float(np.log(betas).sum())

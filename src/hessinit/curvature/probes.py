@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Literal
 
@@ -15,6 +16,13 @@ ProbeKind = Literal["gaussian", "rademacher"]
 
 # A GPU draws longer probes itself: about a thousand times as fast as a CPU.
 _LONGEST_FROM_CPU = 2**16
+
+
+@functools.lru_cache(maxsize=256)
+def _mixed_seed(seed: int) -> int:
+    # After torch.manual_seed(0) the user's own weights are the numbers that seed 0 gives: probes
+    # from the same seed would not be random with respect to the operator (50 % off in tests).
+    return int(np.random.SeedSequence(seed, spawn_key=(0x4E55,)).generate_state(1)[0])
 
 
 class ProbeStream:
@@ -37,14 +45,10 @@ class ProbeStream:
         self.kind = kind
         self.dtype = dtype
         self.device = device
-        # After torch.manual_seed(0) the user's own weights are the numbers that seed 0 gives:
-        # probes from the same seed would not be random with respect to the operator (50 % off in
-        # tests).
-        mixed = np.random.SeedSequence(seed % 2**64, spawn_key=(0x4E55,)).generate_state(1)[0]
         is_on_gpu = torch.device(device).type == "cuda"
         draws_on_gpu = is_on_gpu and size > _LONGEST_FROM_CPU and kind == "gaussian"
         generator = torch.Generator(device if draws_on_gpu else "cpu")
-        self._generator = generator.manual_seed(int(mixed))
+        self._generator = generator.manual_seed(_mixed_seed(seed % 2**64))
 
     def draw(self) -> Tensor:
         generator = self._generator
