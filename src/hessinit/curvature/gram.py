@@ -121,9 +121,9 @@ class WrittenGram(LayerGram):
         # The patches are kept for all columns where they take less than the columns' gradients.
         keeps = call.weight[0].numel() <= self._columns * call.weight.shape[0]
         numbers = call.weight[0].numel() * int(torch.Size(call.output_shape[2:]).numel())
-        step = call.rows if keeps else max(1, SIZES.patches // numbers)
+        step = max(1, SIZES.patches // numbers)
         self._pieces = [slice(first, first + step) for first in range(0, call.rows, step)]
-        self._patches = self._unfold(self._pieces[0]) if keeps else None
+        self._patches = self._unfold(slice(0, call.rows)) if keeps else None
         self._received = list[Tensor]()
 
     def _unfold(self, piece: slice) -> Tensor:
@@ -142,13 +142,13 @@ class WrittenGram(LayerGram):
         is_last = column + 1 == self._columns
         if len(self._received) < SIZES.columns and not is_last:
             return
-        gradients = torch.cat(self._received, dim=1)
-        self._received.clear()
         end = (column + 1) * gradient.shape[1]
-        rows = slice(end - gradients.shape[1], end)
+        rows = slice(end - len(self._received) * gradient.shape[1], end)
         for piece in self._pieces:
-            patches = self._unfold(piece) if self._patches is None else self._patches
-            self._by_example[part][piece, rows] = torch.bmm(gradients[piece], patches)
+            patches = self._unfold(piece) if self._patches is None else self._patches[piece]
+            gradients = torch.cat([received[piece] for received in self._received], dim=1)
+            self._by_example[part][piece, rows] = torch.bmm(gradients, patches)
+        self._received.clear()
         if is_last:
             self._patches = None
 
