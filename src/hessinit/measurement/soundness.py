@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from hessinit.curvature.cost import LossGradient
-from hessinit.curvature.evaluation import Evaluation, weights_in
+from hessinit.curvature.evaluation import Evaluation, LossGradient, weights_in
 from hessinit.measurement.diagnostics import diagnose
 from hessinit.measurement.loss_range import LossOf, deviations_above_constant
 from hessinit.present import words
