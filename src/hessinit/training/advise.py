@@ -11,10 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from hessinit.curvature.cost import in_gradients, loss_gradient
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.evaluation import Evaluation, evaluate, in_gradients, loss_gradient
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, choose
 from hessinit.measurement.facts import (

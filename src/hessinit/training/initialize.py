@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit.curvature.cost import gradient_seconds, in_gradients
+from hessinit.curvature.evaluation import gradient_seconds, in_gradients
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, scales, weights
 from hessinit.init.options import Fit, FitRequest

@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hessinit.curvature.cost import in_gradients, loss_gradient
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.evaluation import evaluate, in_gradients, loss_gradient
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number, choose
 from hessinit.measurement.facts import (
     in_running_order,
