@@ -6,10 +6,51 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 
-class ProblemError(ValueError):
+class Argument(NamedTuple):
+    """An argument as messages name it: `layers='fc'` in Python, `--layers fc` on the command line.
+
+    It holds texts, so that an error can be sent between processes whatever the value was.
+    """
+
+    name: str
+    literal: str = ""
+    word: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.literal}"
+
+
+def argument(name: str, *values: object) -> Argument:
+    """Return the argument, with its value if one is passed.
+
+    >>> print(argument("layers", ["fc1", "conv*"]), argument("layers"))
+    layers=['fc1', 'conv*'] layers=
+    """
+    if not values:
+        return Argument(name)
+    (value,) = values
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return Argument(name, repr(value), ",".join(map(str, items)))
+
+
+class MessageError(Exception):
+    """An error whose message comes in parts: strings, and the arguments that it names.
+
+    >>> str(MessageError(argument("lr", -1), " must be above 0; leave out ", argument("lr")))
+    'lr=-1 must be above 0; leave out lr='
+    """
+
+    def __init__(self, *parts: str | Argument) -> None:
+        super().__init__(*parts)
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.args))
+
+
+class ProblemError(MessageError, ValueError):
     """The model, the loss or the batch cannot be measured as given.
 
     The message says the way out.
@@ -33,7 +74,7 @@ class ConvergenceWarning(UserWarning):
     """
 
 
-class ConvergenceError(RuntimeError):
+class ConvergenceError(MessageError, RuntimeError):
     """The same as `ConvergenceWarning`, raised because `strict=True` was asked for."""
 
 
@@ -72,7 +113,7 @@ def choose(
         stem = word.strip("_").removesuffix("_normal").removesuffix("_uniform")
         meant = stem if stem in choices else (synonyms or {}).get(stem)
         hint = f" Did you mean {meant!r}?" if meant else did_you_mean(word, choices)
-        raise ProblemError(f"{name}={value!r} is unknown; choose from {listed}.{hint}")
+        raise ProblemError(argument(name, value), f" is unknown; choose from {listed}.{hint}")
 
 
 def check_names(options: Mapping[str, object], known: Iterable[str]) -> None:
@@ -128,7 +169,7 @@ def check_number(name: str, value: object, is_allowed: Callable[[float], bool], 
     except (TypeError, ValueError):
         number = math.nan
     if not is_allowed(number):
-        raise ProblemError(f"{name}={value!r} must be {rule}.")
+        raise ProblemError(argument(name, value), f" must be {rule}.")
     return number
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, argument
 from hessinit.problem.batches import cast, map_tensors
 from hessinit.problem.functional import explain_module
 from hessinit.problem.preserve import UserState, untouched_random_state
@@ -73,8 +73,9 @@ def run(
         if "does not require grad" in str(failure):
             raise ProblemError(
                 "the forward differentiates by its own weights, as that of MAML does, and a scheme "
-                'runs it on copies without gradient. initialize_ with scheme="keep" scales the '
-                "weights as they are."
+                "runs it on copies without gradient. initialize_ with ",
+                argument("scheme", "keep"),
+                " scales the weights as they are.",
             ) from failure
         explain_module(failure, model, inputs)
         call = "model(sample)" if forward is None else "forward(model, sample)"

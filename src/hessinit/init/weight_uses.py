@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, argument
 from hessinit.init.context import Downstream, upstream_of
 from hessinit.init.recorder import record_forward
 from hessinit.init.trace import Trace, WeightUse, parametrized_name, simplify
@@ -128,7 +128,9 @@ def fans_of(use: WeightUse) -> tuple[Fans, ...]:
     if math.prod(shape) == 0:
         raise ProblemError(
             f"{layer_name(use.parameter)} has shape {shape}: a fan is zero, so no variance can be "
-            "right for it. Remove the layer, or leave it out with layers=."
+            "right for it. Remove the layer, or leave it out with ",
+            argument("layers"),
+            ".",
         )
     if use.kind == "embedding":
         return (Fans(1.0, float(shape[1])),)  # a lookup: every output is one entry

@@ -104,7 +104,7 @@ def note_uncounted(
     shown = ", ".join(uncounted[:3]) + (" …" if len(uncounted) > 3 else "")
     return (
         f"Not counted in the network's ‖H‖: {count} ({shown}); "
-        f'layers="{EVERYTHING}" counts {pronoun}.',
+        f"the pattern '{EVERYTHING}' for layers counts {pronoun}.",
     )
 
 

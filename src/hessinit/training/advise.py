@@ -16,7 +16,7 @@ from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError
+from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, argument
 from hessinit.measurement.facts import (
     facts_of,
     in_running_order,
@@ -120,10 +120,12 @@ def advise(
     if rates is not None:
         advice = results.with_trials(advice, rates, warmup)
     if not advice.converged:
-        message = f"the curvature did not reach tolerance={tolerance:g}: {advice.norm.reason}."
+        reached = argument("tolerance", tolerance)
+        reason = advice.norm.reason
+        unreached = ConvergenceError("the curvature did not reach ", reached, f": {reason}.")
         if strict:
-            raise ConvergenceError(message)
-        warnings.warn(message, ConvergenceWarning, stacklevel=4)  # past the decorators
+            raise unreached
+        warnings.warn(str(unreached), ConvergenceWarning, stacklevel=4)  # past the decorators
     return advice
 
 

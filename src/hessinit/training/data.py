@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, argument
 from hessinit.problem.batches import Batch, map_tensors, part_of, read_batches, tensors_in
 from hessinit.problem.preserve import untouched_random_state, untouched_sources
 from hessinit.training.workers import ONE_AT_A_TIME
@@ -266,6 +266,7 @@ def _check_examples(batch: Batch, batch_size: int) -> None:
         )
     if batch_size > batch.size:
         raise ProblemError(
-            f"the data hold {batch.size} examples, fewer than batch_size={batch_size}; pass "
-            f"{batch.size} or less."
+            f"the data hold {batch.size} examples, fewer than ",
+            argument("batch_size", batch_size),
+            f"; pass {batch.size} or less.",
         )

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, argument
 from hessinit.problem.preserve import deliver_interrupts
 from hessinit.progress import OnProgress, StepCounter, check_progress, report_progress
 from hessinit.results.result import Plain, to_plain, write_text
@@ -26,7 +26,7 @@ def check_folder(folder: Any) -> None:
     """Refuse what is neither a path nor None."""
     if folder is not None and (not isinstance(folder, (str, os.PathLike)) or not str(folder)):
         raise ProblemError(
-            f"folder={folder!r} must be the path of a folder, or None to keep nothing."
+            argument("folder", folder), " must be the path of a folder, or None to keep nothing."
         )
 
 
@@ -79,8 +79,8 @@ class JobFolder:
                 self._read_result(path)
         except OSError as failure:
             raise ProblemError(
-                f"folder={str(self.folder)!r} cannot be used: {failure}. Pass a folder that can be "
-                "read and written."
+                argument("folder", str(self.folder)),
+                f" cannot be used: {failure}. Pass a folder that can be read and written.",
             ) from failure
 
     def run(self, work: Work, jobs: Sequence[Job], *, label: str) -> dict[str, Plain]:
@@ -132,8 +132,9 @@ class JobFolder:
             names = sorted(entry.name for entry in folder.iterdir() if entry.name[0] != ".")
             if names and names != ["runs"]:
                 raise ProblemError(
-                    f"folder={str(folder)!r} holds other things ({', '.join(names[:3])}) but no "
-                    f"{RECORD}; pass a folder of its own, such as {str(folder / 'comparison')!r}."
+                    argument("folder", str(folder)),
+                    f" holds other things ({', '.join(names[:3])}) but no "
+                    f"{RECORD}; pass a folder of its own, such as {str(folder / 'comparison')!r}.",
                 )
         (folder / "runs").mkdir(parents=True, exist_ok=True)
         header = {"kind": "hessinit experiment", "schema": SCHEMA}
@@ -148,9 +149,10 @@ class JobFolder:
             now = record[part].get(name)
             if before != now:
                 raise ProblemError(
-                    f"folder={str(folder)!r} belongs to another experiment: {name} was "
+                    argument("folder", str(folder)),
+                    f" belongs to another experiment: {name} was "
                     f"{before!r:.80} there and is {now!r:.80} here. Pass another folder, or delete "
-                    "this one to begin anew."
+                    "this one to begin anew.",
                 )
         if record["named"].keys() - recorded["named"].keys():
             named = {**recorded["named"], **record["named"]}
@@ -160,12 +162,12 @@ class JobFolder:
         done = sum(job.key in self.results for job in jobs)
         if self.folder is None:
             return (
-                f"stopped after {done} of {len(jobs)} runs, and none is kept; pass folder= to keep "
-                "them next time."
+                f"stopped after {done} of {len(jobs)} runs, and none is kept; name a folder to "
+                "keep them next time."
             )
         return (
             f"stopped; {done} of {len(jobs)} runs are kept in {self.folder}. The same call "
-            "continues from there."
+            "or command continues from there."
         )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hessinit._version import __version__
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, argument
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,9 @@ def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Resul
             raise
         raise WorkerLostError(
             "a worker process ended before its run was done: it was killed, ran out of memory, or "
-            "could not load the experiment. Pass fewer workers, or workers=1 to see what happens "
-            "in this process."
+            "could not load the experiment. Pass fewer workers, or ",
+            argument("workers", 1),
+            " to see what happens in this process.",
         ) from failure
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -164,8 +165,9 @@ def pack(work: Work, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
     except Exception as failure:
         raise ProblemError(
             f"the experiment cannot be sent to other processes: {failure}. Your functions must be "
-            "defined at the top of a file (no lambdas), and data be plain tensors. Pass workers=1 "
-            "to run everything in this process."
+            "defined at the top of a file (no lambdas), and data be plain tensors. Pass ",
+            argument("workers", 1),
+            " to run everything in this process.",
         ) from failure
 
 
@@ -186,7 +188,9 @@ def _check_main_file(uses_main: bool) -> None:
         raise ProblemError(
             f"every worker process would run {name or 'this interactive session'} again. Put build "
             "and the other functions into a file and import it, and what a script does under "
-            "`if __name__ == '__main__':`. Or pass workers=1 to run everything in this process."
+            "`if __name__ == '__main__':`. Or pass ",
+            argument("workers", 1),
+            " to run everything in this process.",
         )
 
 
