@@ -58,7 +58,7 @@ class ProblemError(MessageError, ValueError):
 
 
 class WeightsError(ProblemError):
-    """The weights are the reason, not the call: weights or outputs not finite, or a saturated loss."""
+    """The weights are the reason, not the call: values not finite, or a saturated loss."""
 
 
 class DerivativeError(ProblemError):

@@ -59,7 +59,10 @@ def build_network(normalized: bool = False) -> nn.Module:
 
 
 def problem(seed: int = 0) -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]:
-    """The demo's network, its loss and 256 digits; other commands take it as `hessinit.cli.demo:problem`."""
+    """Return the demo's network, its loss and 256 digits.
+
+    Other commands take it as `hessinit.cli.demo:problem`.
+    """
     import torch
 
     images, labels = load_digits()
@@ -97,7 +100,7 @@ def demo(
     started = time.perf_counter()
     page = folder / PAGE
     picture = folder / PICTURE
-    with failures_explained("running the demo", "the demo was not finished."):
+    with failures_explained(demo, "running the demo", "the demo was not finished."):
         demonstration = _compute(lr, seed, as_json)
         if as_json:
             plain = {"kind": "hessinit demonstration", "schema": 5, **to_plain(demonstration)}
@@ -116,7 +119,7 @@ def demo(
 
 
 def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
-    """Measure, initialize, and train both networks from every start; each is printed when it is known."""
+    """Measure, initialize, and train both networks from every start; print each result at once."""
 
     def say(text: str, result: Any) -> None:
         if not mute:
@@ -132,16 +135,16 @@ def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
     images, labels = load_digits()
     data = images[:TRAINED_ON], labels[:TRAINED_ON]
     model, loss, batch = problem(seed)
+    measured = hessinit.Problem(model, loss, batch, seed=seed)
     with progress(f"Measuring the network on {EXAMPLES} digits …"):
-        report = hessinit.measure(hessinit.Problem(model, loss, batch, seed=seed))
+        report = hessinit.measure(measured)
     say(
-        f"1. Ten dense layers with tanh and PyTorch's own weights, on {EXAMPLES} handwritten digits. "
-        "‖H‖ is the curvature of the loss with respect to a layer's weights.\n",
+        f"1. Ten dense layers with tanh and PyTorch's own weights, on {EXAMPLES} handwritten "
+        "digits. ‖H‖ is the curvature of the loss with respect to a layer's weights.\n",
         report,
     )
     with progress(f"Finding weights for lr = {lr:g} …"):
-        whole = hessinit.Problem(model, loss, batch, seed=seed)
-        initialization = hessinit.initialize_(whole, lr=lr)
+        initialization = hessinit.initialize_(measured, lr=lr)
     say(f"\n2. New weights, whose curvature fits lr = {lr:g}.\n", initialization)
     # The line that announces long work names arguments that the demo does not have.
     settings = hessinit.RunSettings(measure_curvature=False, progress=sys.stderr.isatty())
@@ -158,10 +161,11 @@ def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
         )
         for has_norms in (False, True)
     )
-    found = Demonstration(initialization=initialization, plain=plain, normalized=normalized)
-    document = describe(found)
+    demonstration = Demonstration(initialization=initialization, plain=plain, normalized=normalized)
+    document = describe(demonstration)
     say(
-        f"\n3. Four starts, {STEPS} steps of SGD on {TRAINED_ON:,} digits at {len(RATES)} learning rates.\n",
+        f"\n3. Four starts, {STEPS} steps of SGD on {TRAINED_ON:,} digits at {len(RATES)} "
+        "learning rates.\n",
         replace(document, sections=document.sections[:1]),
     )
-    return found
+    return demonstration
