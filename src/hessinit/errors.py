@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -89,7 +90,7 @@ class EdgeOfStabilityWarning(UserWarning):
 
 
 def did_you_mean(value: str, choices: list[str]) -> str:
-    """A sentence that offers the nearest of `choices`, or nothing when none is near.
+    """Return a sentence that offers the nearest of `choices`, or nothing when none is near.
 
     >>> did_you_mean("hessain", ["gauss-newton", "hessian"])
     " Did you mean 'hessian'?"
@@ -103,9 +104,9 @@ def did_you_mean(value: str, choices: list[str]) -> str:
 def choose(
     name: str, value: object, choices: list[str], synonyms: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse a `value` of the argument `name` that is not one of `choices`.
+    """Raise ProblemError unless the `value` of the argument `name` is one of `choices`.
 
-    `synonyms` are other words.
+    `synonyms` are other words for them, which the message understands.
     """
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
@@ -116,15 +117,6 @@ def choose(
         raise ProblemError(argument(name, value), f" is unknown; choose from {listed}.{hint}")
 
 
-def check_names(options: Mapping[str, object], known: Iterable[str]) -> None:
-    """Refuse an option that a verb does not have, as Python does for those in its signature."""
-    for name in options:
-        if name not in (names := list(known)):
-            raise TypeError(
-                f"{name}= is no option.{did_you_mean(name, names)} Known are {', '.join(names)}."
-            )
-
-
 def options_of(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the options that are fields of a dataclass, such as `Problem`."""
     names = {field.name for field in fields(kind)}
@@ -132,9 +124,7 @@ def options_of(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def accepts(function: Any, *arguments: object, wrapped: bool = True) -> bool:
-    """Whether it can be called so, as far as the signature tells: its own, or that of what it
-    wraps.
-    """
+    """Whether it can be called so, as far as its signature tells, or that of what it wraps."""
     try:
         inspect.signature(function, follow_wrapped=wrapped).bind(*arguments)
     except TypeError:
@@ -145,7 +135,7 @@ def accepts(function: Any, *arguments: object, wrapped: bool = True) -> bool:
 
 
 def check_callable(name: str, value: Any, call: str) -> None:
-    """Refuse what cannot be called as in `call`, such as "loss(output, target)"."""
+    """Raise ProblemError if it cannot be called as in `call`, such as "loss(output, target)"."""
     arguments = filter(None, call.partition("(")[2].rstrip(")").split(", "))
     # A wrapper may take other arguments than what it wraps.
     if isinstance(value, type) or not accepts(value, *arguments, wrapped=False):
@@ -155,7 +145,7 @@ def check_callable(name: str, value: Any, call: str) -> None:
 
 
 def list_of(value: Any) -> list[Any]:
-    """What an iterable gives, as a list; a string and what is no iterable give none."""
+    """Return the items of an iterable; none for a string, or for what is no iterable."""
     try:
         return [] if isinstance(value, str) else list(value)
     except TypeError:
@@ -163,17 +153,20 @@ def list_of(value: Any) -> list[Any]:
 
 
 def check_number(name: str, value: object, is_allowed: Callable[[float], bool], rule: str) -> float:
-    """The value as a float; refuses what is not `is_allowed`, and what is no number, as nan."""
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
+    """Return the value as a float; raise ProblemError if `is_allowed` rejects it, or NaN for it.
+
+    What is no number counts as NaN.
+    """
+    number = math.nan
+    if not isinstance(value, bool | str):
+        with contextlib.suppress(TypeError, ValueError):
+            number = float(value)  # type: ignore[arg-type]
     if not is_allowed(number):
         raise ProblemError(argument(name, value), f" must be {rule}.")
     return number
 
 
 def check_positive(name: str, value: object, such_as: str = "such as 0.1") -> float:
-    """The value as a float; refuses anything but a finite number above 0."""
+    """Return the value as a float; raise ProblemError unless it is finite and above 0."""
     rule = f"a finite number above 0, {such_as}"
     return check_number(name, value, lambda number: 0 < number < math.inf, rule)

@@ -434,6 +434,13 @@ def initialize(
             overwrite=drawn.overwrite,
             progress=announced_race(show) if is_race else True,
         )
+    _write_initialization(output, initialization, written, is_race)
+
+
+def _write_initialization(
+    output: Output, initialization: hessinit.Initialization, written: WeightsOptions, is_race: bool
+) -> None:
+    """Print the result and write its files; end the command with 1 if it did not succeed."""
     if not initialization.learned:
         replace(output, weights=None).write(initialization)
         stop("Nothing learned, and nothing was written: the result says more.", NOT_MET)
@@ -450,6 +457,7 @@ def initialize(
 
 
 def _refuse_contradictions(fit: FitOptions, race: RaceOptions, written: WeightsOptions) -> None:
+    """End the command if options contradict each other."""
     if fit.momentum is not None and fit.optimizer not in ("momentum", "nesterov"):
         stop(
             f"--momentum {fit.momentum:g} is only for --optimizer momentum and nesterov; pass one "
