@@ -145,8 +145,6 @@ Save = Annotated[Path | None, path("Also save everything, for `hessinit show`.")
 Picture = Annotated[Path | None, path("Also draw it: a .png, .pdf or .svg file.")]
 
 # Training.
-Seeds = Annotated[int | None, whole("How many seeds for each.  [default: 3]")]
-Steps = Annotated[int | None, whole("Training steps of each run.  [default: 200]", 10)]
 BatchSize = Annotated[int | None, whole("Examples in a mini-batch.  [default: 64]")]
 OPTIMIZER_HELP = (
     f"{', '.join(OPTIMIZERS)}, or FILE.py:FUNCTION: a function of the parameters (and the rate) "
@@ -156,17 +154,6 @@ Optimizer = Annotated[
     str | None, typer.Option(callback=check_optimizer, metavar="NAME", help=OPTIMIZER_HELP)
 ]
 Warmup = Annotated[int | None, whole("Steps over which the learning rate rises linearly.")]
-WithoutCurvature = Annotated[
-    bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")
-]
-Folder = Annotated[
-    Path | None, path("Keep finished runs there; the same command continues.", "DIR")
-]
-Workers = Annotated[int | None, whole("How many processes.  [default: one for each core]")]
-DASK_HELP = (
-    "Run on a Dask cluster: its scheduler, as tcp://host:8786. Threads of a worker take turns."
-)
-Dask = Annotated[str | None, typer.Option(metavar="ADDRESS", help=DASK_HELP)]
 
 
 @dataclass(frozen=True)

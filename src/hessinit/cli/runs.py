@@ -33,13 +33,19 @@ CONNECTING = 5  # seconds until a scheduler has answered
 class GridOptions:
     """The runs of `compare` and `sweep`."""
 
-    seeds: options.Seeds = None
-    steps: options.Steps = None
+    seeds: Annotated[int | None, options.whole("How many seeds for each.  [default: 3]")] = None
+    steps: Annotated[
+        int | None, options.whole("Training steps of each run.  [default: 200]", 10)
+    ] = None
     batch_size: options.BatchSize = None
     optimizer: options.Optimizer = None
     warmup: options.Warmup = None
-    no_curvature: options.WithoutCurvature = False
-    folder: options.Folder = None
+    no_curvature: Annotated[
+        bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")
+    ] = False
+    folder: Annotated[
+        Path | None, options.path("Keep finished runs there; the same command continues.", "DIR")
+    ] = None
     device: options.Device = None
 
 
@@ -47,8 +53,17 @@ class GridOptions:
 class WorkerOptions:
     """Who does the runs."""
 
-    workers: options.Workers = None
-    dask: options.Dask = None
+    workers: Annotated[
+        int | None, options.whole("How many processes.  [default: one for each core]")
+    ] = None
+    dask: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run on a Dask cluster: its scheduler, as tcp://host:8786. Threads of a worker "
+            "take turns.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
