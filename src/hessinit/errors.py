@@ -140,7 +140,8 @@ def check_callable(name: str, value: Any, call: str) -> None:
     # A wrapper may take other arguments than what it wraps.
     if isinstance(value, type) or not accepts(value, *arguments, wrapped=False):
         raise ProblemError(
-            f"{name}={value!r:.80} must be a function, or an instance, callable as {call}."
+            Argument(name, f"{value!r:.80}"),
+            f" must be a function, or an instance, callable as {call}.",
         )
 
 
