@@ -139,8 +139,9 @@ def check_callable(name: str, value: Any, call: str) -> None:
     arguments = filter(None, call.partition("(")[2].rstrip(")").split(", "))
     # A wrapper may take other arguments than what it wraps.
     if isinstance(value, type) or not accepts(value, *arguments, wrapped=False):
+        shown = f"{value!r:.80}"
         raise ProblemError(
-            Argument(name, f"{value!r:.80}"),
+            Argument(name, shown, shown),
             f" must be a function, or an instance, callable as {call}.",
         )
 
