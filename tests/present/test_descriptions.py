@@ -247,4 +247,4 @@ def test_the_plan_and_what_else_was_measured_have_sections() -> None:
     ]  # fmt: skip
     (table,) = sections["Scheme"].blocks
     assert isinstance(table, Table)
-    assert table.columns[-1].cells == ["0.125"]
+    assert table.shown[-1].cells == ["0.125"]

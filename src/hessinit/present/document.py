@@ -186,6 +186,11 @@ class Section:
     anchor: str = ""
 
 
+def filled(*sections: Section) -> list[Section]:
+    """Return the sections that have something in them."""
+    return [section for section in sections if section.blocks]
+
+
 @dataclass(frozen=True)
 class KeyNumber:
     """A number that a page shows large beside the verdict."""
