@@ -41,8 +41,11 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
         w.name_column("reason", reasons, wraps=True),
     ]
     chart = optimizer_chart(advice, f"{advice.learning_rate_reason} {advice.stable_reason}")
-    table = doc.Table("Advice on the learning rate.", columns)
-    blocks: list[doc.Block] = [chart, table, *w.note_paragraphs(advice.notes)]
+    blocks: list[doc.Block] = [
+        chart,
+        doc.Table("Advice on the learning rate.", columns),
+        *w.note_paragraphs(advice.notes),
+    ]
     return doc.Document(
         title=w.title("Learning rate", advice.versions),
         answer=answer,
@@ -119,16 +122,17 @@ def explain_trials(tried: TriedRates) -> str:
     """Return how the trials led to the rate, or how they ended where none learned."""
     trials = tried.trials
     low, high = (w.format_number(end(trial.lr for trial in trials)) for end in (min, max))
-    number = w.count(len(trials), "trial")
-    held = f"{number} of {_steps(trials)} steps at rates from {low} to {high}"
+    held = (
+        f"{w.count(len(trials), 'trial')} of {_steps(trials)} steps at rates from {low} to {high}"
+    )
     if math.isnan(tried.rate):
         ways_out = f"{WAYS_TO_LEARN}; other weights: `hessinit initialize --lr auto`"
         return f"In {held} {_tell_failures(trials)}. What may help: {ways_out}."
-    times = w.format_number(tried.rate / tried.favoured, 2)
     end = w.text_if(tried.stopped_at_end, ", the last of them")
     return (
-        f"{times} times {w.format_number(tried.favoured)}, near which the loss fell lowest in "
-        f"{held}{end}: short trials survive rates at which a training fails."
+        f"{w.format_number(tried.rate / tried.favoured, 2)} times "
+        f"{w.format_number(tried.favoured)}, near which the loss fell lowest in {held}{end}: short "
+        "trials survive rates at which a training fails."
     )
 
 
@@ -144,8 +148,9 @@ def explain_limit(reason: str, limit: float, trials: Sequence[Trial]) -> str:
 def describe_trial(trial: Trial, lr: float | None, where: str = "on this batch") -> str:
     """Return how the loss of a short training ended, as a sentence."""
     margin = "" if lr in (None, trial.lr) else f", {trial.lr / lr:.3g} times yours"
-    steps = w.count(trial.steps, "trial step")
-    training = f"{steps} {where} at lr {w.format_number(trial.lr)}{margin}"
+    training = (
+        f"{w.count(trial.steps, 'trial step')} {where} at lr {w.format_number(trial.lr)}{margin}"
+    )
     if not trial.survived:
         return f"{training}: {w.unstopped(trial.reason)}."
     first, last = (w.format_number(loss) for loss in (trial.losses[0], trial.losses[-1]))

@@ -100,10 +100,9 @@ def _name_failures(comparison: Comparison) -> Iterator[str]:
         yield f"{w.join_names(failed)} {verb} not train with every seed at {where}."
     if idle := [s for s in rates if s not in failed and not scheme_learns(comparison, s)]:
         verb = w.agree(idle, "does", "do")
-        steps = w.count(comparison.steps, "step")
         yield (
-            f"{w.join_names(idle)} {verb} not learn in {steps} at {where}: the loss ends no lower "
-            f"than {_name_chance(comparison)}."
+            f"{w.join_names(idle)} {verb} not learn in {w.count(comparison.steps, 'step')} at "
+            f"{where}: the loss ends no lower than {_name_chance(comparison)}."
         )
 
 
@@ -117,8 +116,7 @@ def _name_chance(comparison: Comparison) -> str:
     chance = comparison.constant_loss
     if chance is None:
         return "that of a constant output"
-    begins_below = any(run.first_loss < chance for run in comparison.runs)
-    first = w.text_if(begins_below, "the first one or ")
+    first = w.text_if(any(run.first_loss < chance for run in comparison.runs), "the first one or ")
     return f"{first}that of a constant output ({w.format_number(chance)})"
 
 
@@ -188,8 +186,9 @@ def _key_numbers(comparison: Comparison) -> list[doc.KeyNumber]:
     scheme = rank_schemes(comparison)[0]
     if not scheme_learns(comparison, scheme):
         return []
-    best = _write_best(comparison, scheme)
-    numbers = [doc.KeyNumber("lowest final loss", w.shorten(scheme), best)]
+    numbers = [
+        doc.KeyNumber("lowest final loss", w.shorten(scheme), _write_best(comparison, scheme))
+    ]
     rate = comparison.best_rate(scheme)
     sharpness = rate * comparison.norm(scheme, rate)
     if not math.isnan(sharpness):
@@ -214,8 +213,7 @@ def _result_blocks(comparison: Comparison) -> list[doc.Block]:
 def _explain_losses(comparison: Comparison) -> str:
     last = min(comparison.steps, window(comparison.steps))
     error = w.text_if(_has_errors(comparison), ", ± its standard error over seeds")
-    any_diverged = any(run.diverged for run in comparison.runs)
-    diverged = w.text_if(any_diverged, "; ✗ diverged (seeds)")
+    diverged = w.text_if(any(run.diverged for run in comparison.runs), "; ✗ diverged (seeds)")
     chance = f"; ° does not learn: no lower than {_name_chance(comparison)}"
     idle = w.text_if(_any_idle(comparison), chance)
     norms = w.text_if(any(run.norms for run in comparison.runs), " ‖H‖: at initialization.")
@@ -269,9 +267,14 @@ def _scheme_columns(comparison: Comparison) -> list[doc.Column]:
         importance = max(1, 7 - distance) if distance else 8
         column = loss_column(comparison, schemes, rate, f"lr {w.format_number(rate)}")
         columns.append(replace(column, importance=importance))
-    norms = [_write_norms(comparison, scheme) for scheme in schemes]
-    keys = [comparison.norm(scheme) for scheme in schemes]
-    columns.append(doc.Column("‖H‖", norms, 4, keys=keys))
+    columns.append(
+        doc.Column(
+            "‖H‖",
+            [_write_norms(comparison, scheme) for scheme in schemes],
+            4,
+            keys=[comparison.norm(scheme) for scheme in schemes],
+        )
+    )
     if len(rates) > 1:
         shown = ["–" if math.isnan(rate) else w.format_number(rate) for rate in best_rates]
         columns.append(doc.Column("best lr", shown, 8, keys=best_rates))
@@ -282,8 +285,9 @@ def _write_norms(comparison: Comparison, scheme: str) -> str:
     """Write the network's norm; a range where the scheme chooses its weights by the rate."""
     if scheme not in comparison.rate_dependent:
         return w.format_range([comparison.norm(scheme)])
-    norms = [comparison.norm(scheme, rate) for rate in comparison.learning_rates]
-    return w.format_range(norms, " … ")
+    return w.format_range(
+        [comparison.norm(scheme, rate) for rate in comparison.learning_rates], " … "
+    )
 
 
 def _sweep_columns(comparison: Comparison) -> list[doc.Column]:
@@ -296,8 +300,11 @@ def _sweep_columns(comparison: Comparison) -> list[doc.Column]:
     columns = [doc.Column("std", [f"{std:g}" for std in comparison.stds], 9, keys=comparison.stds)]
     for heading, values in norms.items():
         importance = {NETWORK: 6, "lr·‖H‖": 7}.get(heading, 4)
-        texts = [w.format_range([value]) for value in values]
-        columns.append(doc.Column(heading, texts, importance, keys=values))
+        columns.append(
+            doc.Column(
+                heading, [w.format_range([value]) for value in values], importance, keys=values
+            )
+        )
     heading = f"loss after {comparison.steps:,} steps"
     return [*columns, loss_column(comparison, comparison.schemes, rate, heading)]
 
@@ -314,8 +321,13 @@ def loss_column(
     marks = dict.fromkeys(schemes, "")
     marks |= {s: "best" for s in schemes if s == best}
     marks |= {s: "diverged" for s in schemes if comparison.diverged(s, rate)}
-    keys = [_trained_loss(comparison, scheme, rate) for scheme in schemes]
-    return doc.Column(heading, cells, 8, keys=keys, marks=list(marks.values()))
+    return doc.Column(
+        heading,
+        cells,
+        8,
+        keys=[_trained_loss(comparison, scheme, rate) for scheme in schemes],
+        marks=list(marks.values()),
+    )
 
 
 def _has_errors(comparison: Comparison) -> bool:
@@ -399,13 +411,12 @@ def _final_losses(comparison: Comparison) -> doc.LineChart:
         rules.append(doc.ReferenceLine(2.0, "lr·‖H‖ = 2", upright=True))
     schemes = comparison.schemes
     losses = [_trained_loss(comparison, scheme, rate) for scheme in schemes]
-    series = [_final_loss(comparison, s, rate, x) for s, x in zip(schemes, xs, strict=True)]
     ends = [f"{scheme} {_write_loss(comparison, scheme, rate)}" for scheme in schemes]
     return doc.LineChart(
         "final losses",
         f"Final loss over {label}",
         f"Final losses: {', '.join(ends)}.",
-        series,
+        [_final_loss(comparison, s, rate, x) for s, x in zip(schemes, xs, strict=True)],
         "final loss",
         label,
         rules=rules,

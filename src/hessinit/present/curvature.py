@@ -54,8 +54,12 @@ def describe_report(report: CurvatureReport) -> doc.Document:
     layers: list[doc.Block] = [table]
     if report.layers:
         layers.insert(0, norms_chart(report))
-    settings = ("curvature", "examples", "batches", "loss", "engine", "tolerance", "seed")
-    pairs = [*w.write_fields(report, settings), *w.write_pairs(report.versions)]
+    pairs = [
+        *w.write_fields(
+            report, ("curvature", "examples", "batches", "loss", "engine", "tolerance", "seed")
+        ),
+        *w.write_pairs(report.versions),
+    ]
     measured: list[doc.Block] = [
         doc.Paragraph(describe_cost(report), "small"),
         *w.note_paragraphs(report.notes),
@@ -127,11 +131,15 @@ def _columns(report: CurvatureReport) -> list[doc.Column]:
     norms = texts(
         lambda row: w.format_estimate(row.estimate), f"≥ {w.format_number(report.network.norm)}"
     )
-    shapes = [*(str(row.shape) for row in report), f"{report.network.parameters:,}"]
-    sizes = [float(row.parameters) for row in rows]
     columns = [
         w.name_column("layer", w.name_rows(rows)),
-        doc.Column("weight", shapes, 4, is_number=False, keys=sizes),
+        doc.Column(
+            "weight",
+            [*(str(row.shape) for row in report), f"{report.network.parameters:,}"],
+            4,
+            is_number=False,
+            keys=[float(row.parameters) for row in rows],
+        ),
         doc.Column("‖H‖", norms, 9, keys=[row.norm for row in rows]),
     ]
     if any(row.indefinite for row in rows):
@@ -142,14 +150,19 @@ def _columns(report: CurvatureReport) -> list[doc.Column]:
         for row in rows
     }
     findings = texts(lambda row: ", ".join(kinds[row.name]))
-    marks = [w.text_if(finding, "no") for finding in findings]
     return [
         *columns,
         doc.Column("gap", texts(_write_gap), 7),
         doc.Column("per batch", texts(_write_spread), 5),
         doc.Column("trace", texts(lambda row: w.format_estimate(row.trace)), 3),
         doc.Column("‖H‖F", texts(lambda row: w.format_estimate(row.frobenius)), 2),
-        doc.Column("finding", findings, 8, is_number=False, marks=marks),
+        doc.Column(
+            "finding",
+            findings,
+            8,
+            is_number=False,
+            marks=[w.text_if(finding, "no") for finding in findings],
+        ),
     ]
 
 
@@ -169,9 +182,15 @@ def norms_chart(report: CurvatureReport) -> doc.LineChart:
     """Return the norms over depth, with the network's norm as a line."""
     low, high = zip(*map(_error_bar, report), strict=True)
     name = "Gauss-Newton" if report.curvature == "gauss-newton" else "exact Hessian"
-    norms = [layer.norm for layer in report]
-    details = [describe_layer(layer) for layer in report]
-    series = [doc.Series(name, norms, low=low, high=high, details=details)]
+    series = [
+        doc.Series(
+            name,
+            [layer.norm for layer in report],
+            low=low,
+            high=high,
+            details=[describe_layer(layer) for layer in report],
+        )
+    ]
     approximations = [
         None if row.approximation is None else abs(row.approximation.value) for row in report
     ]
@@ -235,8 +254,10 @@ def _rate_block(report: CurvatureReport, marks: Sequence[doc.ReferenceLine]) -> 
         return doc.RateLine("rates", caption, description, *rates, marks)
     if 0 < norm < math.inf:
         return doc.Paragraph(_bound_rates(report), page_only=True)
-    text = f"‖H‖ of the network is {w.format_number(norm)}, which sets no learning rate."
-    return doc.Paragraph(text, page_only=True)
+    return doc.Paragraph(
+        f"‖H‖ of the network is {w.format_number(norm)}, which sets no learning rate.",
+        page_only=True,
+    )
 
 
 def mark_rate(lr: float | None) -> list[doc.ReferenceLine]:
@@ -260,12 +281,10 @@ def optimizer_chart(rates: OptimizerRates | LearningRateAdvice, description: str
 
 def describe_cost(report: CurvatureReport) -> str:
     """Return what was measured, by which engine and why, and the time it took."""
-    layers = w.count(len(report), "layer")
-    time = w.tell_time(report.seconds, report.gradients)
-    engine = ENGINE_NAMES.get(report.engine, report.engine)
     reason = w.text_if(report.engine_reason, f": {w.unstopped(report.engine_reason)}")
     return (
-        f"{layers}{time} by the {engine} engine{reason}. {_tell_data(report)}; "
+        f"{w.count(len(report), 'layer')}{w.tell_time(report.seconds, report.gradients)} by the "
+        f"{ENGINE_NAMES.get(report.engine, report.engine)} engine{reason}. {_tell_data(report)}; "
         f"loss {w.format_number(report.loss)}."
     )
 
@@ -279,13 +298,13 @@ def _tell_data(measured: CurvatureReport | MeasurementPlan) -> str:
 
 def describe_expected(plan: MeasurementPlan) -> doc.Document:
     """Return what a measurement is expected to cost, and what that is a guess from."""
-    engine = ENGINE_NAMES.get(plan.engine, plan.engine)
     times = f", {w.format_times(plan.training_steps)} times that of a training step"
     step = w.text_if(plan.memory > 2**24, times)  # beside a tiny model everything is large
     expected = (
         f"About {w.format_number(plan.gradients, 2)} gradients, or "
         f"{w.format_number(plan.seconds, 2)} s, and {w.format_bytes(plan.memory)} of memory{step}. "
-        f"By the {engine} engine: {w.unstopped(plan.engine_reason)}."
+        f"By the {ENGINE_NAMES.get(plan.engine, plan.engine)} engine: "
+        f"{w.unstopped(plan.engine_reason)}."
     )
     basis = (
         f"{w.count(plan.layers, 'layer')} with {w.count(plan.parameters, 'parameter')}; "
@@ -293,10 +312,16 @@ def describe_expected(plan: MeasurementPlan) -> doc.Document:
         f"{w.format_number(plan.gradient_seconds, 2)} s. Nothing was measured; the measurement "
         "may take a third or three times as much."
     )
-    facts = doc.Facts("Versions", w.write_pairs(plan.versions))
-    section = doc.Section("Expected cost", [*w.note_paragraphs(plan.notes), facts], "cost")
-    title = w.title("Plan of a measurement", plan.versions)
-    return doc.Document(title=title, verdict=[expected, basis], sections=[section])
+    section = doc.Section(
+        "Expected cost",
+        [*w.note_paragraphs(plan.notes), doc.Facts("Versions", w.write_pairs(plan.versions))],
+        "cost",
+    )
+    return doc.Document(
+        title=w.title("Plan of a measurement", plan.versions),
+        verdict=[expected, basis],
+        sections=[section],
+    )
 
 
 def conclude(report: CurvatureReport, optimizer: str = "") -> str:
@@ -338,10 +363,10 @@ def _compare_layers(layers: Sequence[LayerCurvature]) -> str:
         subject = "The" if len(curved) == len(layers) else f"{len(curved)} of"
         return f"{subject} {len(layers)} layers are about equally sharp."
     if ratio > MOST_TIMES_SHARPER:
-        norm = w.format_number(curved[-1].norm)
-        return f"{sharpest} is the sharpest layer, with ‖H‖ = {norm}."
-    flattest = w.call_layer(curved[0].name)
-    return f"{sharpest} is {w.format_times(ratio)} times sharper than {flattest}."
+        return f"{sharpest} is the sharpest layer, with ‖H‖ = {w.format_number(curved[-1].norm)}."
+    return (
+        f"{sharpest} is {w.format_times(ratio)} times sharper than {w.call_layer(curved[0].name)}."
+    )
 
 
 def _name_extremes(layers: Sequence[LayerCurvature]) -> Iterator[str]:
@@ -414,8 +439,9 @@ def _compare_matrices(report: CurvatureReport) -> str:
     gap, name = max(gaps, key=lambda pair: abs(math.log(pair[0])))
     if abs(gap - 1) >= 0.01:
         times = w.format_ratio(gap)
-        layer = w.call_layer(name)
-        return f"{layer}'s exact Hessian is {times} times its Gauss-Newton approximation."
+        return (
+            f"{w.call_layer(name)}'s exact Hessian is {times} times its Gauss-Newton approximation."
+        )
     agreed = "The exact Hessian and Gauss-Newton agree within 1 % on every layer"
     gap_of_all = report.network.gap
     if not report.network_measured or gap_of_all is None or not 0 < gap_of_all < math.inf:

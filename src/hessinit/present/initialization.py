@@ -102,10 +102,14 @@ def _layer_section(result: Initialization) -> doc.Section:
     columns = initialization_columns(result)
     caption = "Scale and norm of every layer before and after, and of the network."
     if result.before is not None or result.after is not None:
-        table = doc.Table(caption, columns, fixed=1)
-        return doc.Section("Before and after", [before_and_after_chart(result), table], "layers")
-    scales = doc.Table(caption, columns, page_only=True)
-    return doc.Section("Scales", [scales] * bool(columns), "layers")
+        return doc.Section(
+            "Before and after",
+            [before_and_after_chart(result), doc.Table(caption, columns, fixed=1)],
+            "layers",
+        )
+    return doc.Section(
+        "Scales", [doc.Table(caption, columns, page_only=True)] * bool(columns), "layers"
+    )
 
 
 def _sections_after(result: Initialization) -> list[doc.Section]:
@@ -113,8 +117,9 @@ def _sections_after(result: Initialization) -> list[doc.Section]:
         return []
     marks = mark_rate(result.lr)
     if result.before is not None and has_rates(result.before):
-        limit = result.before.stable_learning_rate
-        marks.append(doc.ReferenceLine(limit, "stability limit before"))
+        marks.append(
+            doc.ReferenceLine(result.before.stable_learning_rate, "stability limit before")
+        )
     return [rate_section(result.after, marks), *detail_sections(result.after)]
 
 
@@ -136,17 +141,21 @@ def _procedure_blocks(result: Initialization) -> list[doc.Block]:
     if result.after is not None:
         blocks.append(doc.Paragraph(describe_cost(result.after), "small", page_only=True))
     settings = ("scheme", "rule", "scaling", "target", "tolerance", "lr", "kappa", "seed")
-    facts = doc.Facts("Settings", w.write_fields(result, settings))
-    return [*blocks, *w.note_paragraphs(result.notes), facts]
+    return [
+        *blocks,
+        *w.note_paragraphs(result.notes),
+        doc.Facts("Settings", w.write_fields(result, settings)),
+    ]
 
 
 def _tell_work(result: Initialization) -> str:
     time = w.tell_time(result.seconds, result.gradients)
     if result.trials:
-        steps = w.count(sum(trial.steps for trial in result.trials), "training step")
         return (
-            f"{w.count(len(result.trials), 'candidate')}, {steps}{time}. Score: the mean loss of "
-            "the last third of the steps, on held-out batches where batches repeat."
+            f"{w.count(len(result.trials), 'candidate')}, "
+            f"{w.count(sum(trial.steps for trial in result.trials), 'training step')}{time}. "
+            "Score: the mean loss of the last third of the steps, on held-out batches where "
+            "batches repeat."
         )
     scheme = "The given weights" if result.scheme == "keep" else f"Weights drawn by {result.scheme}"
     work = w.count(len(result.measurements), "measurement") if result.measurements else "done"
@@ -154,8 +163,9 @@ def _tell_work(result: Initialization) -> str:
 
 
 def _key_numbers(result: Initialization) -> list[doc.KeyNumber]:
-    reports = (result.before, result.after)
-    before, after = w.write_known(reports, lambda report: w.format_number(report.network.norm))
+    before, after = w.write_known(
+        (result.before, result.after), lambda report: w.format_number(report.network.norm)
+    )
     note = ""
     if result.symmetries:
         before = w.format_number(result.symmetries[0].norm_before)
@@ -264,8 +274,10 @@ def _symmetry_blocks(symmetries: Sequence[Symmetry]) -> list[doc.Block]:
         "Adam). These factors do not change what the network computes"
         f"{w.text_if(not is_exact, ', except those marked nearly')}."
     )
-    table = doc.Table("Weights that were scaled along symmetries.", columns)
-    return [table, doc.Paragraph(explained, "small")]
+    return [
+        doc.Table("Weights that were scaled along symmetries.", columns),
+        doc.Paragraph(explained, "small"),
+    ]
 
 
 def _name_block(symmetry: Symmetry) -> str:
@@ -296,8 +308,9 @@ def describe_target(result: Initialization) -> str:
     if abs(result.target * result.lr / result.kappa - 1) > 1e-6:
         times = w.format_number(result.kappa / (result.target * result.lr))
         return f"{goal} = κ/({times}·lr) = {target}; momentum makes steps {times} times as long."
-    rate = w.format_number(result.lr)
-    return f"{goal} = κ/lr = {w.format_number(result.kappa)}/{rate} = {target}."
+    return (
+        f"{goal} = κ/lr = {w.format_number(result.kappa)}/{w.format_number(result.lr)} = {target}."
+    )
 
 
 def _whose(result: Initialization) -> str:
@@ -330,8 +343,9 @@ def initialization_columns(result: Initialization) -> list[doc.Column]:
     if not has_norms and all(factor == 1 for factor in result.scales.values()):
         return []
     names = [*_names(result), *["network"] * has_norms]
-    factors = [result.scales.get(name) for name in names]
-    scales = w.write_known(factors, lambda factor: f"× {w.format_number(factor)}")
+    scales = w.write_known(
+        [result.scales.get(name) for name in names], lambda factor: f"× {w.format_number(factor)}"
+    )
     columns = [w.name_column("layer", names), doc.Column("scale", scales, 8)]
     if result.before is not None:
         columns.append(_norm_column("‖H‖ before", result.before, names, 8))
@@ -347,8 +361,9 @@ def _norm_column(
     heading: str, report: CurvatureReport, names: Sequence[str], importance: int
 ) -> doc.Column:
     rows = _rows(report, names)
-    cells = w.write_known(rows, lambda row: w.format_estimate(row.estimate))
-    return doc.Column(heading, cells, importance)
+    return doc.Column(
+        heading, w.write_known(rows, lambda row: w.format_estimate(row.estimate)), importance
+    )
 
 
 def before_and_after_chart(result: Initialization) -> doc.LineChart:
@@ -367,10 +382,15 @@ def before_and_after_chart(result: Initialization) -> doc.LineChart:
     for label, report, color in reports:
         if report is not None:
             rows = _rows(report, shown)
-            norms = [None if row is None else row.norm for row in rows]
-            details = w.write_known(rows, describe_layer)
             is_hollow = label == "before"
-            curve = doc.Series(label, norms, None, color, hollow=is_hollow, details=details)
+            curve = doc.Series(
+                label,
+                [None if row is None else row.norm for row in rows],
+                None,
+                color,
+                hollow=is_hollow,
+                details=w.write_known(rows, describe_layer),
+            )
             series.append(curve)
             network = f"network {label} {w.format_number(report.network.norm)}"
             rules.append(doc.ReferenceLine(report.network.norm, network, color))
@@ -412,8 +432,9 @@ def _plan_table(plan: SchemePlan) -> doc.Table:
         return [w.text_if(is_shown and not row.unchanged, write(row)) for row in plan]
 
     def factors(read: Callable[[PlannedWeight], float]) -> list[str]:
-        changes = any(read(row) != 1 for row in plan)
-        return texts(lambda row: f"× {w.format_number(read(row))}", changes)
+        return texts(
+            lambda row: f"× {w.format_number(read(row))}", any(read(row) != 1 for row in plan)
+        )
 
     depends_on_readers = plan.scheme in ("backward", "compromise")
     columns = [

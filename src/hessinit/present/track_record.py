@@ -51,8 +51,7 @@ def describe_tracking(tracking: Tracking) -> doc.Document:
 
 
 def _tone(tracking: Tracking) -> str:
-    has_failed = bool(tracking.points) and not _measured(tracking)
-    if has_failed or find_divergence(tracking) is not None:
+    if (bool(tracking.points) and not _measured(tracking)) or find_divergence(tracking) is not None:
         return "bad"
     return "fair" if tracking.crossings else "plain"
 
@@ -94,15 +93,14 @@ def find_divergence(tracking: Tracking) -> tuple[int, float] | None:
 def warn_of_limit(point: TrackedPoint, optimizer: str) -> str:
     """Return the warning that the rate is at or above its stability limit, and what to do."""
     assert point.lr is not None
-    lr = w.format_number(point.lr)
     limit = w.format_number(point.stable_learning_rate)
-    stable_product = w.format_number(point.stable_learning_rate * point.norm)
     return (
-        f"step {point.step}: lr = {lr} is at or above the stability limit {limit} of "
-        f"{optimizer or 'gradient descent'}: ‖H‖ = {w.format_number(point.norm)}, so lr·‖H‖ = "
-        f"{w.format_number(point.lr * point.norm)}, and steps are stable up to lr·‖H‖ = "
-        f"{stable_product}. If the loss rises or jumps, use lr < {limit}, a slower warmup, or "
-        f"initialize with hessinit.initialize_(…, lr={point.lr:g})."
+        f"step {point.step}: lr = {w.format_number(point.lr)} is at or above the stability limit "
+        f"{limit} of {optimizer or 'gradient descent'}: ‖H‖ = {w.format_number(point.norm)}, so "
+        f"lr·‖H‖ = {w.format_number(point.lr * point.norm)}, and steps are stable up to lr·‖H‖ = "
+        f"{w.format_number(point.stable_learning_rate * point.norm)}. If the loss rises or jumps, "
+        f"use lr < {limit}, a slower warmup, or initialize with hessinit.initialize_(…, "
+        f"lr={point.lr:g})."
     )
 
 
@@ -130,10 +128,11 @@ def _compare_with_limit(tracking: Tracking) -> Iterator[str]:
     above = [point for ratio, point in ratios if ratio >= 1]
     if above:
         # Adaptive optimizers, and negative curvature, give another limit at every point.
-        limit = w.format_range([point.stable_learning_rate * point.norm for point in above])
         yield (
-            f"lr·‖H‖ was at or above the stability limit ({limit} for {optimizer}) at "
-            f"{len(above)} of {w.count(len(ratios), 'measurement')}, first at step {above[0].step}."
+            "lr·‖H‖ was at or above the stability limit "
+            f"({w.format_range([point.stable_learning_rate * point.norm for point in above])} for "
+            f"{optimizer}) at {len(above)} of {w.count(len(ratios), 'measurement')}, first at step "
+            f"{above[0].step}."
         )
     elif ratios:
         ratio, nearest = max(ratios, key=lambda pair: pair[0])
@@ -174,10 +173,15 @@ def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:
     ]
     if ratios := _limit_ratios(tracking):
         ratio, point = max(ratios, key=lambda pair: pair[0])
-        note = f"step {point.step}; unstable above 1"
-        numbers.append(doc.KeyNumber("highest lr / limit", w.format_ratio(ratio), note))
-    overhead = w.format_percent(tracking.overhead, 2)
-    return [*numbers, doc.KeyNumber("spent measuring", overhead, "of the time")]
+        numbers.append(
+            doc.KeyNumber(
+                "highest lr / limit", w.format_ratio(ratio), f"step {point.step}; unstable above 1"
+            )
+        )
+    return [
+        *numbers,
+        doc.KeyNumber("spent measuring", w.format_percent(tracking.overhead, 2), "of the time"),
+    ]
 
 
 def _step_charts(tracking: Tracking) -> list[doc.LineChart]:
@@ -189,14 +193,12 @@ def _step_charts(tracking: Tracking) -> list[doc.LineChart]:
         rules = [doc.ReferenceLine(limits[0], f"stability limit {w.format_number(limits[0])}")]
     else:
         norms += [replace(curve, dashed=True) for curve in _series("stability limit", stable)]
-    sharpness = _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules)
     ratios = _series("lr / limit", _values(tracking, "lr_over_limit"))
-    unstable = [doc.ReferenceLine(1.0, "stability limit")]
     caption = "Learning rate over its stability limit"
     charts = [
-        sharpness,
+        _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules),
         _loss_chart(tracking),
-        _chart("limit", caption, "lr / limit", ratios, unstable),
+        _chart("limit", caption, "lr / limit", ratios, [doc.ReferenceLine(1.0, "stability limit")]),
     ]
     return [chart for chart in charts if chart.series]
 
@@ -253,9 +255,13 @@ def _layer_charts(tracking: Tracking) -> list[doc.LineChart]:
     if len(last) > len(names):
         shown = f"the {len(names)} sharpest of {len(last)} layers"
     description = f"‖H‖ of {shown} over the steps; at the end {ends}."
-    steps = [point.step for point in points]
     series = [
-        doc.Series(name, [point.layers.get(name) for point in points], steps, color)
+        doc.Series(
+            name,
+            [point.layers.get(name) for point in points],
+            [point.step for point in points],
+            color,
+        )
         for name, color in zip(names, w.ramp(range(len(names))), strict=True)
     ]
     labels = ("‖H‖", "step")
@@ -332,8 +338,10 @@ def _column(
 
 
 def _numbers(points: Sequence[TrackedPoint], field: str) -> list[float]:
-    values = [getattr(point, field) for point in points]
-    return [math.nan if value is None else value for value in values]
+    return [
+        math.nan if value is None else value
+        for value in [getattr(point, field) for point in points]
+    ]
 
 
 def _describe_point(point: TrackedPoint) -> str:
