@@ -25,17 +25,10 @@ import torch  # noqa: E402
 
 from arena.tasks import CPU, NORMALIZED, Task  # noqa: E402
 from hessinit.init.scales import ProblemFactory, ScaledModel  # noqa: E402
-from hessinit.problem.functional import ProblemOptions  # noqa: E402
-from hessinit.training import initialize  # noqa: E402
+from hessinit.problem.problem import Problem  # noqa: E402
+from hessinit.training import initialize, survival  # noqa: E402
 
 REPEATS = 3
-OPTIONS: ProblemOptions = {
-    "layers": None,
-    "forward": None,
-    "dropout": "freeze",
-    "reduction": "auto",
-    "seed": 0,
-}
 
 
 def main() -> None:
@@ -59,7 +52,7 @@ def _show(task: Task, rate: float) -> None:
     for seed in range(REPEATS):
         torch.manual_seed(seed)
         model = task.build()
-        with _Stopwatch(initialize, "survives") as trial:
+        with _Stopwatch(survival, "try_weights") as trial:
             begun = time.perf_counter()
             result = initialize.initialize_(model, task.loss, batch, lr=rate, seed=seed)
             times.append(time.perf_counter() - begun - trial.seconds)
@@ -98,7 +91,8 @@ class _Stopwatch:
 
 
 def _norm_seconds(task: Task) -> float:
-    factory = ProblemFactory(task.build(), task.loss, _batch(task), OPTIONS, "gauss-newton", check=False)
+    problem = Problem(task.build(), task.loss, _batch(task), check=False)
+    factory = ProblemFactory(problem, "gauss-newton")
     return _seconds_of(lambda: ScaledModel(factory, [], 0.01).network_norm(), 5)
 
 

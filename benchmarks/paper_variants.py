@@ -17,14 +17,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from hessinit import Problem
-from hessinit.measurement.measure import measure
-from hessinit.measurement.quadratic_form import quadratic_form
-from hessinit.paper.datasets import ImageSet, load_images
-from hessinit.paper.networks import dense, glorot_, lenet, normal_
-from hessinit.paper.reference import printed
-from hessinit.paper.tables_2_3 import APPROXIMATION, EXACT, divide, share_within
-from hessinit.training.data import derive, generator, reproducible
+from hessinit import Problem, measure
+from hessinit.jobs import derive, generator, reproducible
+from hessinit_paper.images import ImageSet, load_images
+from hessinit_paper.networks import dense, glorot_, lenet
+from hessinit_paper.reference import printed
+from hessinit_paper.tables_2_3 import APPROXIMATION, EXACT, divide, share_within
+from hessinit_paper.theorem_1 import quadratic_form
 
 FIRST_SEED = 1_000_000
 LOSS = nn.CrossEntropyLoss()
@@ -95,8 +94,9 @@ def shares(
     ratios: dict[str, list[float]] = {layer: [] for layer in layers}
     for seed in range(FIRST_SEED, FIRST_SEED + n):
         glorot_(model, generator(seed, "weights"))
-        batch = images.batch(images.draw(32, generator(seed, "batch")), flat)
-        forms = quadratic_form(model, LOSS, batch, layers=layers, seed=derive(seed, "directions"))
+        batch = images.sample(32, generator(seed, "batch"), flat)
+        problem = Problem(model, LOSS, batch, layers=layers, seed=derive(seed, "directions"))
+        forms = quadratic_form(problem)
         for layer in layers:
             ratios[layer].append(divide(forms[layer].exact[0], forms[layer].theorem1[0]))
     wanted = [list(row.values()) for row in printed()[table]["rows"].values()]
@@ -119,8 +119,9 @@ def norms(
     for seed in range(FIRST_SEED, FIRST_SEED + n):
         glorot_(model, generator(seed, "other weights"))
         for layer in layers:
-            normal_(model.get_submodule(layer), 0.1, generator(seed, f"weights of {layer}"))
-        batch = images.batch(images.draw(32, generator(seed, "hessian batch")), flat)
+            source = generator(seed, f"weights of {layer}")
+            nn.init.normal_(model.get_parameter(f"{layer}.weight"), 0.0, 0.1, generator=source)
+        batch = images.sample(32, generator(seed, "hessian batch"), flat)
         report = measure(Problem(model, LOSS, batch, layers=layers), network=False)
         found.append([report[layer].norm for layer in layers])
     wanted = printed()[table]["rows"]["0.100"]

@@ -19,10 +19,9 @@ import torch  # noqa: E402
 from record import processor_name  # noqa: E402
 from torch import nn  # noqa: E402
 
-from hessinit.curvature.evaluation import evaluate  # noqa: E402
-from hessinit.measurement.quadratic_form import SharedPass, draw_random, quadratic_form  # noqa: E402
-from hessinit.problem.functional import FunctionalProblem  # noqa: E402
-from hessinit.problem.problem import Problem  # noqa: E402
+from hessinit import Problem  # noqa: E402
+from hessinit.analysis import EvaluatedProblem  # noqa: E402
+from hessinit_paper.theorem_1 import SharedPass, draw_random, quadratic_form  # noqa: E402
 
 WIDTHS = (784, 512, 256, 128, 64, 10)
 SEED = 0
@@ -45,7 +44,8 @@ class Network:
         torch.autograd.grad(self.loss(self.model(inputs), targets), list(self.model.parameters()))
 
     def forms(self, directions: str, draws: int = 1, check: bool = False) -> None:
-        quadratic_form(self.model, self.loss, self.batch, directions=directions, draws=draws, check=check)
+        problem = Problem(self.model, self.loss, self.batch, check=check)
+        quadratic_form(problem, directions=directions, draws=draws)
 
 
 def best_times(calls: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
@@ -65,21 +65,23 @@ def best_times(calls: dict[str, Callable[[], object]], repetitions: int) -> dict
 
 def time_parts(network: Network, repetitions: int) -> dict[str, float]:
     """The stages of one call, each alone; the remainder is the passes of the single layers."""
-    arguments = (network.model, network.loss, network.batch)
-    problem = FunctionalProblem(Problem(*arguments))
-    with problem.settings():
-        (evaluation,) = evaluate(problem)
-        return best_times(
+    problem = Problem(network.model, network.loss, network.batch, check=False)
+    evaluated = EvaluatedProblem(problem)
+    with evaluated.settings():
+        (batch,) = evaluated.batches
+        times = best_times(
             {
-                "checks and copies": lambda: FunctionalProblem(Problem(*arguments)),
-                "forward, and its check": lambda: evaluate(problem),
-                "shared backward": lambda: SharedPass(evaluation),
+                "checks and copies": lambda: EvaluatedProblem(problem),
+                "forward, and its check": lambda: EvaluatedProblem(problem).batches,
+                "shared backward": lambda: SharedPass(batch),
                 "drawing directions": lambda: [
-                    list(draw_random(problem, layer, 1, 1)) for layer in problem.layers
+                    list(draw_random(evaluated, layer, 1, 1)) for layer in evaluated.layers
                 ],
             },
             repetitions,
         )
+    times["forward, and its check"] -= times["checks and copies"]
+    return times
 
 
 def measure_cost(threads: int, examples: int, repetitions: int) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from arena.data import text_of  # noqa: E402
 from hessinit import apply_scheme_, initialize_  # noqa: E402
-from hessinit.paper.word2vec import SkipGram  # noqa: E402
+from hessinit_paper.word2vec import SkipGram  # noqa: E402
 
 VOCABULARY, DIMENSION, PAIRS, STEPS = 3000, 64, 256, 400
 RATES = {"sgd": (0.1, 1.0, 10.0), "adam": (1e-3, 1e-2)}

@@ -49,17 +49,14 @@ def main() -> None:
     for number in range(30):
         step(number)
     alone = (time.perf_counter() - started) / 30
-    network, loss, batch, more = hessinit.logits_problem(model, {"input_ids": tokens[:MEASURED]})
+    problem = hessinit.logits_problem(model, {"input_ids": tokens[:MEASURED]})
     started = time.perf_counter()
     tracker = hessinit.track(
-        network,
-        loss,
-        batch,
+        problem,
         optimizer=optimizer,
         every=10,
         max_overhead=options.max_overhead,
         path=None,
-        **more,
     )
     with tracker:
         for number in range(options.steps):

@@ -30,10 +30,10 @@ from hessinit.results.initialization import (
     Symmetry,
     Trial,
 )
-from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
-from hessinit.results.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable, Reproduction
 from hessinit.results.result import Result
 from hessinit.results.track_record import TrackedPoint, Tracking
+from hessinit_paper.quadratic_forms import QuadraticForm, QuadraticForms
+from hessinit_paper.reproduction import Curve, Findings, PaperCell, PaperFigure, PaperTable, Reproduction
 
 HOSTILE = (
     "<script>alert(1)</script>",

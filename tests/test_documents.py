@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import hessinit
-import hessinit.paper
+import hessinit_paper
 from running_documents import FENCE, blocks_of, is_slow, run_blocks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,7 +119,7 @@ def test_every_public_name_option_and_command_is_described() -> None:
     commands = [command.callback.__name__ for command in app.registered_commands]
     assert [name for name in commands if f"$ hessinit {name} --help\n" not in text] == []
     assert len(commands) >= 9
-    for package in (hessinit, hessinit.paper):  # an imported module would replace the function of its name
+    for package in (hessinit, hessinit_paper):  # an imported module would replace the function of its name
         assert {module.name for module in pkgutil.iter_modules(package.__path__)}.isdisjoint(package.__all__)
 
 

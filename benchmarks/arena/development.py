@@ -1,11 +1,11 @@
 """What was tried for the constants of `initialize_`, on the development tasks only.
 
     HESSINIT_DATA=folder python benchmarks/arena/run.py --set development --folder build/development \\
-        --start default lsuv "hessinit[KAPPA=3]" "hessinit[KAPPA=6]"
+        --start default lsuv "hessinit[KAPPA.plain=3]" "hessinit[KAPPA.plain=6]"
     python benchmarks/arena/development.py build/development/*.jsonl     a table of those runs
     python benchmarks/arena/development.py                               the table of the former constants
 
-A start may carry any constant of `hessinit.init.defaults` or argument of `initialize_` in brackets.
+A start may carry any constant of `hessinit.init.options` or argument of `initialize_` in brackets.
 """
 
 from __future__ import annotations

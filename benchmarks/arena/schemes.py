@@ -1,7 +1,7 @@
 """The starts that meet in the arena, by name.
 
-A start of ours may carry options in brackets: `hessinit[KAPPA=6]` exchanges a constant of
-`hessinit.init.defaults`, `hessinit[scheme="he"]` is told to `initialize_`.
+A start of ours may carry options in brackets: `hessinit[KAPPA.plain=6]` exchanges a constant
+of `hessinit.init.options`, `hessinit[scheme="he"]` is told to `initialize_`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from arena.competitors.fixup import fixup_
 from arena.competitors.gradinit import gradinit_
 from arena.competitors.metainit import metainit_
 from arena.tasks import AUTO, OURS, RACED, Task
-from hessinit import initialize_
-from hessinit.init import defaults
+from hessinit import Fit, Problem, initialize_
+from hessinit.init import options as fit_options
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.training.data import derive
 from hessinit.training.initializers import Initializer, read_schemes
@@ -58,31 +58,33 @@ def write_ours_(
     options = {"report": False, **options}  # nobody reads it here
     if name in (RACED, AUTO):
         options.setdefault("data", examples)
-    with _exchanged({key: options.pop(key) for key in [*options] if key.isupper()}):
-        return initialize_(
-            model, task.loss, batch, lr=lr, optimizer=task.optimizer, seed=derive(seed, "start"), **options
-        )
+    with _exchanged({key: options.pop(key) for key in [*options] if "." in key}):
+        problem = Problem(model, task.loss, batch, seed=derive(seed, "start"))
+        fit = Fit(**{name: options.pop(name) for name in [*options] if name in Fit.__annotations__})
+        return initialize_(problem, lr=lr, optimizer=task.optimizer, fit=fit, **options)
 
 
 def _read_options(text: str) -> Iterator[tuple[str, Any]]:
     for part in text.removesuffix("]").split(","):
-        found = re.fullmatch(r"\s*(\w+)\s*=\s*(.+?)\s*", part)
+        found = re.fullmatch(r"\s*([\w.]+)\s*=\s*(.+?)\s*", part)
         if not found:
-            raise SystemExit(f"[{text} must be a list such as [KAPPA=6,trial_steps=24].")
+            raise SystemExit(f"[{text} must be a list such as [KAPPA.plain=6,trial_steps=24].")
         yield found[1], ast.literal_eval(found[2])
 
 
 @contextlib.contextmanager
 def _exchanged(constants: dict[str, Any]) -> Iterator[None]:
     """A process makes one run at a time, so constants can be exchanged during it."""
-    kept = {name: getattr(defaults, name) for name in constants}
+    homes = {name: getattr(fit_options, name.partition(".")[0]) for name in constants}
+    fields = {name: name.partition(".")[2] for name in constants}
+    before = {name: getattr(homes[name], fields[name]) for name in constants}
     try:
         for name, value in constants.items():
-            setattr(defaults, name, value)
+            object.__setattr__(homes[name], fields[name], value)  # they are frozen
         yield
     finally:
-        for name, value in kept.items():
-            setattr(defaults, name, value)
+        for name, value in before.items():
+            object.__setattr__(homes[name], fields[name], value)
 
 
 def _gradinit(task: Task, model: nn.Module, loss: Any, batch: Any, lr: float, seed: int) -> None:

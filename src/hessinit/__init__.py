@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from hessinit.errors import RankError as RankError
     from hessinit.init.apply_scheme import apply_scheme_ as apply_scheme_
     from hessinit.init.gain import gain as gain
+    from hessinit.init.options import Fit as Fit
     from hessinit.integrations.logits import logits_problem as logits_problem
     from hessinit.measurement.matrices import gauss_newton as gauss_newton
     from hessinit.measurement.matrices import hessian as hessian
     from hessinit.measurement.matrices import jacobian as jacobian
     from hessinit.measurement.measure import measure as measure
     from hessinit.measurement.plan import plan as plan
-    from hessinit.measurement.quadratic_form import quadratic_form as quadratic_form
     from hessinit.problem.problem import Problem as Problem
+    from hessinit.progress import ProgressState as ProgressState
     from hessinit.results.advice import LearningRateAdvice as LearningRateAdvice
     from hessinit.results.comparison import Comparison as Comparison
     from hessinit.results.comparison import Run as Run
@@ -43,17 +44,17 @@ if TYPE_CHECKING:
     from hessinit.results.initialization import Initialization as Initialization
     from hessinit.results.initialization import PlannedWeight as PlannedWeight
     from hessinit.results.initialization import SchemePlan as SchemePlan
-    from hessinit.results.quadratic_forms import QuadraticForm as QuadraticForm
-    from hessinit.results.quadratic_forms import QuadraticForms as QuadraticForms
     from hessinit.results.result import load as load
     from hessinit.results.track_record import TrackedPoint as TrackedPoint
     from hessinit.results.track_record import Tracking as Tracking
     from hessinit.training.advise import advise as advise
     from hessinit.training.assert_sound import assert_sound as assert_sound
+    from hessinit.training.compare import RunSettings as RunSettings
     from hessinit.training.compare import compare as compare
     from hessinit.training.compare import sweep as sweep
     from hessinit.training.initialize import initialize_ as initialize_
     from hessinit.training.track import Tracker as Tracker
+    from hessinit.training.track import TrackSettings as TrackSettings
     from hessinit.training.track import track as track
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import hessinit
-from hessinit.results.reproduction import Findings
+from hessinit_paper.reproduction import Findings
 from result_examples import COMPARISON, EVERY_KIND, REPORT, REPRODUCTION
 
 DRAWN = (

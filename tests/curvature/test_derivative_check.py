@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils import parametrize
 
 import hessinit
+import hessinit_paper
 from calls import call
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 from zoo.snapshot import differences, snapshot
@@ -58,7 +59,7 @@ def test_a_custom_function_with_another_derivative_is_refused_by_its_name(
     [
         lambda *problem: hessinit.measure(*problem, estimator="lanczos"),
         lambda *problem: hessinit.measure(*problem, details="jacobians"),
-        hessinit.quadratic_form,
+        lambda *problem: hessinit_paper.quadratic_form(hessinit.Problem(*problem)),
         lambda *problem: hessinit.gauss_newton(*problem).to_dense(),
     ],
 )
@@ -157,7 +158,7 @@ def test_spectral_norm_is_refused_in_train_mode_and_measured_in_eval_mode() -> N
     assert hessinit.measure(model.eval(), LOSS, batch(), curvature="hessian").network.norm > 0
 
 
-VERBS = "measure", "hessian", "gauss_newton", "jacobian", "quadratic_form", "assert_sound"
+VERBS = "measure", "hessian", "gauss_newton", "jacobian", "assert_sound"
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("advise", {"trial_steps": 0}), ("initialize_", {"lr": 0.1}), ("track", {"path": None}),
 ]  # fmt: skip
@@ -186,7 +187,9 @@ def test_advise_needs_no_curvature_for_its_rate_and_says_why_it_has_no_limit(opt
     assert math.isnan(advice.stable_learning_rate)
     assert math.isnan(advice.norm.value)
     assert re.match(f"Not known, as there is no curvature: .*{NOT_THE_DERIVATIVE}", advice.stable_reason)
-    checked = hessinit.advise(branch(WrongSwish.apply), LOSS, batch(), optimizer=optimizer, check=False)
+    checked = hessinit.advise(
+        hessinit.Problem(branch(WrongSwish.apply), LOSS, batch(), check=False), optimizer=optimizer
+    )
     assert checked.stable_learning_rate > 0
     assert any("not checked" in note for note in checked.notes)
 

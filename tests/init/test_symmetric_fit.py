@@ -12,13 +12,14 @@ from networks import LOSS, branch, state
 from torch import Tensor, nn
 
 from dense import dense_curvature, ends, layer_parameters
+from hessinit import Fit
 from hessinit.errors import ConvergenceWarning
 from hessinit.init import symmetric_fit
-from hessinit.init.defaults import KAPPA, KAPPA_ADAM, Config
-from hessinit.init.fit import fit_
+from hessinit.init.fit import fit_weights_
+from hessinit.init.options import KAPPA, FitRequest
 from hessinit.init.scales import ProblemFactory
 from hessinit.init.weights import find_targets, snapshot
-from hessinit.problem.functional import ProblemOptions
+from hessinit.problem.problem import Problem
 from hessinit.training.initialize import initialize_
 from tiny import inputs, labels, raise_from
 
@@ -115,8 +116,8 @@ def test_scale_free_weights_meet_the_target_and_the_function_stays(name: str, lr
     build, batch, free = MODELS[name]
     model = build()
     before, weights = output(model, batch), dict(copied(model))
-    result = initialize_(model, LOSS, batch, lr=lr, scheme="keep")
-    check_blocks(model, batch, result, KAPPA / lr)
+    result = initialize_(model, LOSS, batch, lr=lr, fit=Fit(scheme="keep"))
+    check_blocks(model, batch, result, KAPPA.plain / lr)
     assert {one.removesuffix(".weight") for one in result.symmetries[0].weights} == free
     assert "the function is unchanged" in result.reason
     assert change(output(model, batch), before) < 1e-2
@@ -133,7 +134,7 @@ def test_drawn_weights_compute_the_same_at_every_rate(name: str) -> None:
     build, batch, _ = MODELS[name]
     models = [build() for _ in range(2)]
     for lr, model in zip((0.3, 0.05), models, strict=True):
-        check_blocks(model, batch, initialize_(model, LOSS, batch, lr=lr), KAPPA / lr)
+        check_blocks(model, batch, initialize_(model, LOSS, batch, lr=lr), KAPPA.plain / lr)
     assert change(*(output(model, batch) for model in models)) < 1e-2
 
 
@@ -143,12 +144,11 @@ def test_several_fits_measure_the_drawn_weights_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(symmetric_fit, "evaluate", lambda problem: looks.append(problem) or evaluate(problem))
     targets = find_targets(model, None)
     restore = snapshot(targets, list(model.parameters()))
-    options: ProblemOptions = {"layers": None, "forward": None, "dropout": "freeze", "reduction": "auto"}
-    factory = ProblemFactory(model, LOSS, BATCH, {**options, "seed": 0}, "gauss-newton", check=True)
+    factory = ProblemFactory(Problem(model, LOSS, BATCH), "gauss-newton")
     for lr in (0.3, 0.05):
         restore()
-        result = fit_(factory, targets, Config(lr=lr), restore)
-        check_blocks(model, BATCH, result, KAPPA / lr)
+        result = fit_weights_(factory, targets, FitRequest(lr=lr), restore)
+        check_blocks(model, BATCH, result, KAPPA.plain / lr)
         looks.append(None)
     first, second = "".join("." if one is None else "x" for one in looks).split(".")[:2]
     assert (len(first), len(second)) == (2, 1)
@@ -160,8 +160,8 @@ def test_for_adam_the_norm_is_the_one_that_it_sees_and_goes_as_one_over_the_scal
     for lr in (0.1, 0.03):
         model = build()
         before = output(model, batch)
-        result = initialize_(model, LOSS, batch, lr=lr, scheme="keep", optimizer="adamw")
-        check_blocks(model, batch, result, KAPPA_ADAM / lr, adam_root(model, batch))
+        result = initialize_(model, LOSS, batch, lr=lr, optimizer="adamw", fit=Fit(scheme="keep"))
+        check_blocks(model, batch, result, KAPPA.adam / lr, adam_root(model, batch))
         assert change(output(model, batch), before) < 1e-2
         factor = result.symmetries[0].factors["0.weight"]
         assert result.symmetries[0].norm_before / result.symmetries[0].norm == pytest.approx(factor, rel=0.02)
@@ -170,12 +170,14 @@ def test_for_adam_the_norm_is_the_one_that_it_sees_and_goes_as_one_over_the_scal
 
 def test_momentum_makes_longer_steps_and_auto_takes_the_weights_as_they_are() -> None:
     model = mlp(nn.LayerNorm)
-    result = initialize_(model, LOSS, BATCH, lr=0.1, optimizer="momentum", momentum=0.8, scheme="keep")
-    check_blocks(model, BATCH, result, KAPPA * 0.2 / 0.1)
-    for optimizer, kappa in (("sgd", KAPPA), ("adam", KAPPA_ADAM)):
+    result = initialize_(
+        model, LOSS, BATCH, lr=0.1, optimizer="momentum", fit=Fit(momentum=0.8, scheme="keep")
+    )
+    check_blocks(model, BATCH, result, KAPPA.plain * 0.2 / 0.1)
+    for optimizer, kappa in (("sgd", KAPPA.plain), ("adam", KAPPA.adam)):
         model = residual()
         weights = dict(copied(model))
-        result = initialize_(model, LOSS, BATCH, lr="auto", optimizer=optimizer, scheme="keep")
+        result = initialize_(model, LOSS, BATCH, lr="auto", optimizer=optimizer, fit=Fit(scheme="keep"))
         root = adam_root(model, BATCH) if optimizer == "adam" else None
         check_blocks(model, BATCH, result, kappa / result.lr, root)
         assert torch.equal(model[0].weight, weights["0.weight"])
@@ -188,7 +190,7 @@ def test_the_eps_of_a_normalization_bounds_the_scale(optimizer: str) -> None:
     with pytest.warns(
         ConvergenceWarning, match="a normalization's eps bounds the scale; the function is unch"
     ):
-        result = initialize_(model, LOSS, BATCH, lr=1e-6, scheme="keep", optimizer=optimizer)
+        result = initialize_(model, LOSS, BATCH, lr=1e-6, optimizer=optimizer, fit=Fit(scheme="keep"))
     assert 1e-5 < change(output(model, BATCH), before) < 1e-2
     factor = result.symmetries[0].factors["3.weight"]
     torch.testing.assert_close(model[3].weight.detach(), factor * weights["3.weight"])
@@ -197,29 +199,31 @@ def test_the_eps_of_a_normalization_bounds_the_scale(optimizer: str) -> None:
 
 
 def test_a_norm_in_eval_mode_and_frozen_gains_are_no_symmetries() -> None:
-    result = initialize_(mlp(nn.BatchNorm1d).eval(), LOSS, BATCH, lr=0.003, scheme="keep")
+    result = initialize_(mlp(nn.BatchNorm1d).eval(), LOSS, BATCH, lr=0.003, fit=Fit(scheme="keep"))
     assert result.symmetries == ()
     assert any("BatchNorm in eval mode" in note for note in result.notes)
     model = mlp(nn.LayerNorm)
     model[4].requires_grad_(False)
     kept = state(model[4])
     with pytest.warns(ConvergenceWarning, match="6 has ‖H‖ = .*, above 5.71, and no symmetry lowers it"):
-        result = initialize_(model, LOSS, BATCH, lr=0.7, scheme="keep")
+        result = initialize_(model, LOSS, BATCH, lr=0.7, fit=Fit(scheme="keep"))
     assert state(model[4]) == kept
-    assert block_norm(model, BATCH, ["0.weight", "3.weight"]) == pytest.approx(KAPPA / 0.7, rel=0.05)
+    assert block_norm(model, BATCH, ["0.weight", "3.weight"]) == pytest.approx(KAPPA.plain / 0.7, rel=0.05)
 
 
 def test_nothing_is_written_that_layers_leaves_out() -> None:
     model = mlp(nn.LayerNorm)
     before = state(model)
     with pytest.warns(ConvergenceWarning, match="no symmetry lowers it"):
-        result = initialize_(model, LOSS, BATCH, lr=1.0, scheme="keep", layers=["0", "6"])
+        result = initialize_(Problem(model, LOSS, BATCH, layers=["0", "6"]), lr=1.0, fit=Fit(scheme="keep"))
     assert {name for name in before if state(model)[name] != before[name]} == {"0.weight", "0.bias"}
     result.undo()
     assert state(model) == before
     model = residual()
     before = state(model)
-    initialize_(model, LOSS, BATCH, lr=0.05, scheme="keep", layers=["0", "1.second"])  # not all of the stream
+    initialize_(
+        Problem(model, LOSS, BATCH, layers=["0", "1.second"]), lr=0.05, fit=Fit(scheme="keep")
+    )  # not all of the stream
     assert {name.rpartition(".")[0] for name in before if state(model)[name] != before[name]} <= {
         "0",
         "1.second",

@@ -14,9 +14,7 @@ from networks import LOSS, branch, lstm, mlp, seeded, text, text_loss, transform
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from hessinit.init.scales import ProblemFactory
-from hessinit.init.symmetric_fit import find_blocks
-from hessinit.init.symmetries import Symmetries, find_symmetries
+from hessinit.init.symmetries import Symmetries, find_blocks, find_symmetries
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from tiny import Net, inputs, labels
@@ -79,7 +77,7 @@ def prepared(model: nn.Module) -> nn.Module:
 
 def find(model: nn.Module, batch: Any, fixed: Sequence[str] = ()) -> Symmetries:
     loss = text_loss if batch is TEXT else LOSS
-    problem = FunctionalProblem(Problem(model, loss, batch, dropout="freeze", check=False))
+    problem = FunctionalProblem(Problem(model, loss, batch, check=False))
     with problem.settings():
         return find_symmetries(problem, fixed)
 
@@ -305,12 +303,10 @@ def blocks(
     model: nn.Module, layers: list[str] | None = None, batch: Any = BATCH
 ) -> list[tuple[set[str], bool]]:
     """The blocks that `initialize_` scales, without the word weight, and if they keep the function."""
-    options: Any = {"layers": layers, "dropout": "freeze", "seed": 0}
-    factory = ProblemFactory(model, LOSS, batch, options, "gauss-newton", False)
+    problem = FunctionalProblem(Problem(model, LOSS, batch, layers=layers, check=False))
     names = [name for name in weights_of(model) if model.get_parameter(name).requires_grad]
-    found = find_blocks(
-        factory, [one for one in names if layers is None or one.removesuffix(".weight") in layers]
-    )
+    allowed = [name for name in names if layers is None or name.removesuffix(".weight") in layers]
+    found = find_blocks(problem, allowed, biases_only=layers is not None)
     each = [] if found is None else found.scalable
     return [({name.removesuffix(".weight") for name in one.weights}, one.exact) for one in each]
 

@@ -24,17 +24,18 @@ from integrations.tiny_transformers import NAMES, model_and_batch
 from tiny import Net
 
 
-def value_of(problem: tuple[Any, ...]) -> Tensor:
-    model, loss, (inputs, targets), options = problem
-    return loss(options["forward"](model, inputs), targets)
+def value_of(problem: hessinit.Problem) -> Tensor:
+    inputs, targets = problem.batch
+    return problem.loss(problem.forward(problem.model, inputs), targets)
 
 
-def dense_truth(*problem: Any, **options: Any) -> DenseCurvature:
+def dense_truth(problem: hessinit.Problem, curvature: str, **options: Any) -> DenseCurvature:
     # Older Transformers fill a mask of the default dtype with the least number of the model's dtype.
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        return dense_curvature(*problem, **options)
+        parts = problem.model, problem.loss, problem.batch
+        return dense_curvature(*parts, curvature, forward=problem.forward, **options)
     finally:
         torch.set_default_dtype(before)
 
@@ -47,31 +48,31 @@ SOME = ["GPT-2", "masked BERT", "several labels", "T5", "Whisper", "ViT"]  # GPT
 )
 def test_the_loss_is_the_models_own_and_norms_are_those_of_dense_matrices(name: str) -> None:
     model, batch = model_and_batch(name)
-    problem = model, loss, pair, options = logits_problem(model, batch)
+    problem = logits_problem(model, batch)
     assert value_of(problem).item() == pytest.approx(model(**batch).loss.item(), rel=1e-6)
-    report = call(hessinit.measure, model, loss, pair, **options)
-    truth = dense_truth(model, loss, pair, "gauss-newton", **options)
+    report = hessinit.measure(problem)
+    truth = dense_truth(problem, "gauss-newton")
     assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-3)
     for row in report.layers:
         assert row.norm == pytest.approx(ends(truth.layers[row.name]).norm, rel=1e-3, abs=1e-7), row.name
 
 
 def test_the_exact_hessian_needs_no_other_attention() -> None:
-    model, loss, batch, options = logits_problem(*model_and_batch("GPT-2"))
-    report = call(hessinit.measure, model, loss, batch, curvature="hessian", **options)
-    truth = dense_truth(model, loss, batch, "hessian", hessian_by="loops", **options)
+    problem = logits_problem(*model_and_batch("GPT-2"))
+    report = hessinit.measure(problem, curvature="hessian")
+    truth = dense_truth(problem, "hessian", hessian_by="loops")
     assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-3)
 
 
 def test_a_causal_model_without_labels_predicts_its_own_tokens_but_no_padding() -> None:
     model, batch = model_and_batch("GPT-2")
     labels = batch.pop("labels")
-    _, _, (inputs, targets), _ = logits_problem(model, batch)
+    inputs, targets = logits_problem(model, batch).batch
     assert "labels" not in inputs
     assert targets.tolist() == [[*row[1:], -100] for row in labels.tolist()]
     assert (targets == -100).sum() == 3 + 2  # the last of each, and the padding of the third
     del batch["attention_mask"]
-    assert (logits_problem(model, batch)[2][1] == -100).sum() == 3
+    assert (logits_problem(model, batch).batch[1] == -100).sum() == 3
 
 
 def test_what_a_tokenizer_returns_is_accepted_and_batches_are_averaged_over_their_examples() -> None:
@@ -82,8 +83,7 @@ def test_what_a_tokenizer_returns_is_accepted_and_batches_are_averaged_over_thei
     parts = [{name: tensor[at] for name, tensor in whole.items()} for at in (slice(0, 1), slice(1, 3))]
     norms = []
     for batch in (whole, BatchEncoding({**whole, **extra}), parts, iter(parts)):
-        made, loss, batches, options = logits_problem(model, batch)
-        norms.append(call(hessinit.measure, made, loss, batches, **options).network.norm)
+        norms.append(hessinit.measure(logits_problem(model, batch)).network.norm)
     assert norms == pytest.approx([norms[0]] * 4, rel=1e-3)
 
 
@@ -103,9 +103,9 @@ def test_question_answering_is_refused_and_what_the_refusal_says_gives_dense_tru
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     own = model(**batch, start_positions=targets[:, 0], end_positions=targets[:, 1]).loss
-    problem = model, loss, (batch, targets)
-    report = hessinit.measure(hessinit.Problem(*problem, forward=answer_span))
-    truth = dense_truth(*problem, "gauss-newton", forward=answer_span)
+    problem = hessinit.Problem(model, loss, (batch, targets), forward=answer_span)
+    report = hessinit.measure(problem)
+    truth = dense_truth(problem, "gauss-newton")
     assert report.loss == pytest.approx(own.item(), rel=1e-6)
     assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-3)
 
@@ -125,8 +125,7 @@ def test_nothing_about_the_model_changes() -> None:
     modes = [module.training for module in model.modules()]
     settings, weights = model.config.to_dict(), {k: v.clone() for k, v in model.state_dict().items()}
     state = torch.get_rng_state()
-    model, loss, pair, options = logits_problem(model, batch)
-    call(hessinit.measure, model, loss, pair, **options)
+    hessinit.measure(logits_problem(model, batch))
     assert model.config.to_dict() == settings
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
@@ -187,8 +186,7 @@ def test_gradient_checkpoints_are_switched_for_the_call_alone() -> None:
     model, batch = model_and_batch("Llama")
     norms = []
     for _ in range(2):
-        made, loss, pair, options = logits_problem(model, batch)
-        norms.append(call(hessinit.measure, made, loss, pair, **options).network.norm)
+        norms.append(hessinit.measure(logits_problem(model, batch)).network.norm)
         model.train()  # Llama has no dropout
         model.gradient_checkpointing_enable()
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
@@ -196,14 +194,16 @@ def test_gradient_checkpoints_are_switched_for_the_call_alone() -> None:
 
 
 def test_initialize_and_advise_take_it_too_and_it_pickles() -> None:
-    model, loss, batch, options = logits_problem(*model_and_batch("GPT-2"))
-    advice = hessinit.advise(model, loss, batch, optimizer="adamw", lr=1e-3, **options)
+    problem = logits_problem(*model_and_batch("GPT-2"))
+    parts = problem.model, problem.loss, problem.batch
+    advice = call(hessinit.advise, *parts, optimizer="adamw", lr=1e-3, forward=problem.forward)
     assert advice.stable_learning_rate > 0
-    result = hessinit.initialize_(model, loss, batch, target=0.7, **options)
-    truth = dense_truth(model, loss, batch, "gauss-newton", **options)
+    result = call(hessinit.initialize_, *parts, target=0.7, forward=problem.forward)
+    truth = dense_truth(problem, "gauss-newton")
     assert ends(truth.network).norm == pytest.approx(0.7, rel=0.06)
     assert result.converged
-    assert pickle.loads(pickle.dumps((loss, options))) == (loss, options)
+    assert pickle.loads(pickle.dumps(problem.loss)) == problem.loss
+    assert pickle.loads(pickle.dumps(problem)).forward == problem.forward
 
 
 # timm's convention: images in, logits out.
@@ -263,9 +263,9 @@ def test_regression_is_the_squared_error_and_an_output_without_logits_is_refused
     expected = nn.functional.mse_loss(image_network()(images), torch.ones(6, 3))
     assert value_of(problem).item() == expected.item()
     strange = Net(lambda m, x: (m.inner(x), x), inner=image_network())
-    model, loss, batch, options = logits_problem(strange, (images, labels))
+    problem = logits_problem(strange, (images, labels))
     with pytest.raises(hessinit.ProblemError, match="Net returned a tuple without logits"):
-        call(hessinit.measure, model, loss, batch, **options)
+        hessinit.measure(problem)
 
 
 def test_reading_a_problem_does_not_import_transformers() -> None:

@@ -14,6 +14,7 @@ from silent_errors import failures, run_one
 import hessinit
 from calls import call
 from dense import Extremes
+from hessinit_paper import quadratic_form
 from zoo import PROBLEMS, ZOO, Problem
 from zoo.snapshot import differences, snapshot
 from zoo.truth import true_layers, true_matrices, true_network
@@ -90,7 +91,7 @@ def test_quadratic_forms_are_right_to_a_hundred_millionth_and_leave_the_model_as
     options = {key: value for key, value in problem.options.items() if key != "layers"}
     options |= {"forward": problem.forward, "dtype": torch.float64}
     before = snapshot(model, loss, data)
-    forms = hessinit.quadratic_form(model, loss, data, directions=given, **options)
+    forms = quadratic_form(hessinit.Problem(model, loss, data, **options), directions=given)
     assert differences(before, snapshot(model, loss, data)) == []
     assert sorted(forms.names) == sorted(given)
     for row in forms:

@@ -17,7 +17,7 @@ import torch
 
 from hessinit.digits import load_digits
 from hessinit.errors import ProblemError
-from hessinit.paper.datasets import IMAGES, LABELS, PUBLISHED, load_images
+from hessinit_paper.images import IMAGES, LABELS, PUBLISHED, load_images
 
 PIXELS = numpy.random.default_rng(0).integers(0, 256, (12, 28, 28), numpy.uint8)
 CLASSES = (numpy.arange(12) % 10).astype(numpy.uint8)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hessinit.paper.networks import default_, glorot_, lenet
+from hessinit_paper.networks import default_, glorot_, lenet
 
 
 def seeded(seed: int = 0) -> torch.Generator:

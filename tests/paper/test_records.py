@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hessinit.paper import Reproduction
-from hessinit.paper.experiments import PaperSetting, find_experiment
+from hessinit_paper import Reproduction
+from hessinit_paper.experiments import PaperSetting, find_experiment
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks" / "results" / "paper"

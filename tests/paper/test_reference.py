@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hessinit.paper.experiments import MODULES, find_experiment
-from hessinit.paper.reference import holds, make_table, mean, printed, rank_correlation
+from hessinit_paper.experiments import MODULES, find_experiment
+from hessinit_paper.reference import holds, make_table, mean, printed, rank_correlation
 
 # From the paper's tables, read off once more: row, column, number.
 PRINTED = {

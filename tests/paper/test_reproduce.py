@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hessinit.errors import ProblemError
-from hessinit.paper import Reproduction, experiments, load_records, reproduce
-from hessinit.paper.datasets import load_images
-from hessinit.paper.experiments import MODULES, choose_experiments
+from hessinit_paper import Reproduction, experiments, load_records, reproduce
+from hessinit_paper.experiments import MODULES, choose_experiments
+from hessinit_paper.images import load_images
 
 SMALL: dict[str, Any] = {"data": "digits", "seeds": 2, "workers": 1, "progress": False}
 

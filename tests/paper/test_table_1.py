@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hessinit.errors import ProblemError
-from hessinit.paper import table_1
-from hessinit.paper.experiments import PaperSetting, find_experiment, reproduce, run_job
-from hessinit.paper.table_1 import LAYER, OUTPUTS, Samples, choose_pair, draw_samples, expect, pearson
-from hessinit.training.workers import Job
+from hessinit.jobs import Job
+from hessinit_paper import table_1
+from hessinit_paper.experiments import PaperSetting, find_experiment, reproduce, run_job
+from hessinit_paper.table_1 import LAYER, OUTPUTS, Samples, choose_pair, draw_samples, expect, pearson
 
 EXPERIMENT = find_experiment("table-1")
 
@@ -90,8 +90,7 @@ def test_the_correlation_with_the_weight_is_what_quadrature_gives(monkeypatch: p
     truth = (mass * excess * w).sum() / math.sqrt((mass * excess**2).sum() * bound**2 / 3)
     assert abs(r - truth) < 4 / math.sqrt(60_000)
     assert truth > 0.3
-    monkeypatch.setattr(table_1, "HIDDEN", (1,))
-    monkeypatch.setattr(table_1, "CLASSES", 2)
+    monkeypatch.setattr(table_1, "DESIGN", table_1.Design(hidden=(1,), classes=2))
     # Stein's identity is for normal weights.
     assert expect("one-image", LAYER, samples) == pytest.approx(truth, rel=0.15)
 
@@ -99,8 +98,7 @@ def test_the_correlation_with_the_weight_is_what_quadrature_gives(monkeypatch: p
 @pytest.mark.parametrize("variant", ["new-image", "softmax-layer"])
 def test_formulas_hold_when_labels_vary(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     n, classes = 40_000, 4
-    monkeypatch.setattr(table_1, "HIDDEN", (8,))
-    monkeypatch.setattr(table_1, "CLASSES", classes)
+    monkeypatch.setattr(table_1, "DESIGN", table_1.Design(hidden=(8,), classes=classes))
     inputs, labels = lit_images(n, 12), torch.randint(classes, (n,), generator=generator(19))
     labels[: n // 4] = 0  # classes of different sizes
     inputs[labels == 0] *= 0.8  # and of different brightness

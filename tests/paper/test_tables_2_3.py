@@ -10,16 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hessinit.measurement.quadratic_form import draw_random
-from hessinit.paper.datasets import load_images
-from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
-from hessinit.paper.networks import build, glorot_
-from hessinit.paper.tables_2_3 import APPROXIMATION, CASES, EXACT, divide, share_within
-from hessinit.problem.functional import FunctionalProblem
-from hessinit.problem.problem import Problem
-from hessinit.results.result import Plain
-from hessinit.training.data import derive, generator
-from hessinit.training.workers import Job
+from hessinit import Problem
+from hessinit.analysis import EvaluatedProblem
+from hessinit.jobs import Job, derive, generator
+from hessinit_paper.experiments import PaperSetting, find_experiment, run_job
+from hessinit_paper.images import load_images
+from hessinit_paper.networks import build, glorot_
+from hessinit_paper.reproduction import Plain
+from hessinit_paper.tables_2_3 import APPROXIMATION, CASES, EXACT, divide, share_within
+from hessinit_paper.theorem_1 import draw_random
 
 LOSS = nn.CrossEntropyLoss()
 BOTH = [find_experiment("table-2"), find_experiment("table-3")]
@@ -58,12 +57,11 @@ def test_ratios_are_those_of_dense_autograd(table: Any, case: str) -> None:
     found, images, (activation, size) = run(table, setting, case), load_images("digits"), CASES[case]
     model = build(table.variants[setting.variant].network, images.shape, activation)
     glorot_(model, generator(0, "weights"))
-    batch = images.batch(images.draw(size, generator(0, "batch")), flat=table.name == "table-2")
-    problem = FunctionalProblem(
-        Problem(model, LOSS, batch, layers=list(table.rows), seed=derive(0, "directions"))
-    )
-    for layer in problem.layers:
-        direction = next(draw_random(problem, layer, 1, 1)).tensor[0]
+    batch = images.sample(size, generator(0, "batch"), flat=table.name == "table-2")
+    problem = Problem(model, LOSS, batch, layers=list(table.rows), seed=derive(0, "directions"))
+    evaluated = EvaluatedProblem(problem)
+    for layer in evaluated.layers:
+        direction = next(draw_random(evaluated, layer, 1, 1)).tensor[0]
         truth = true_ratio(model, batch, layer.parameter, direction)
         model.float()
         assert found[layer.name][0] == pytest.approx(truth, rel=2e-3, abs=2e-3)

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from dense import dense_curvature, ends
-from hessinit.paper.datasets import load_images
-from hessinit.paper.experiments import PaperSetting, find_experiment, run_job
-from hessinit.paper.networks import dense, glorot_, lenet
-from hessinit.paper.tables_4_5 import StdTable, clipped_cross_entropy, measure_norms
-from hessinit.results.result import Plain
-from hessinit.training.workers import Job
+from hessinit.jobs import Job
+from hessinit_paper.experiments import PaperSetting, find_experiment, run_job
+from hessinit_paper.images import load_images
+from hessinit_paper.networks import dense, glorot_, lenet
+from hessinit_paper.reproduction import Plain
+from hessinit_paper.tables_4_5 import StdTable, clipped_cross_entropy, measure_norms
 
 TABLE_4, TABLE_5 = find_experiment("table-4"), find_experiment("table-5")
 MNIST = PaperSetting("table-4", "mnist", "two-hidden", (0, 1, 2))

@@ -6,6 +6,7 @@ import hashlib
 import lzma
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import pytest
 from scipy import stats
 
 from hessinit.errors import ProblemError
-from hessinit.paper import datasets as text_module
-from hessinit.paper.datasets import (
+from hessinit_paper import corpus as text_module
+from hessinit_paper.corpus import (
+    SAMPLING,
     Vocabulary,
     collect_pairs,
     count_words,
@@ -121,7 +123,7 @@ def test_widths_and_subsampling_have_their_distributions() -> None:
 
 
 def test_the_sample_is_uniform_and_its_beginning_a_smaller_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_module, "CLAUSES_AT_ONCE", 3)
+    monkeypatch.setattr(text_module, "SAMPLING", replace(SAMPLING, clauses_at_once=3))
     clauses = [[a, b] for a, b in zip("abcdeabcdeabcdeabcde", "bcdeacdeabdeabceabcd", strict=True)]
     drawn: Counter[str] = Counter()  # of the 40 pairs, 10 each time
     for seed in range(800):

@@ -15,11 +15,11 @@ import torch
 from scipy import stats
 
 from dense import dense_curvature, ends
-from hessinit.paper.datasets import Corpus, Vocabulary
-from hessinit.paper.experiments import PaperSetting, find_experiment
-from hessinit.paper.reference import rank_correlation
-from hessinit.paper.word2vec import MODELS, ROWS, SkipGram, draw_batches
-from hessinit.results.result import Plain
+from hessinit_paper.corpus import Corpus, Vocabulary
+from hessinit_paper.experiments import PaperSetting, find_experiment
+from hessinit_paper.reference import rank_correlation
+from hessinit_paper.reproduction import Plain
+from hessinit_paper.word2vec import MODELS, ROWS, SkipGram, draw_batches
 
 EXPERIMENT = dataclasses.replace(
     find_experiment("word2vec"), vocabulary={"softmax": 20, "negative": 25}, dimensions=(16, 64), steps=20

@@ -11,10 +11,10 @@ import pytest
 from hessinit.present import describe, draw, to_page, to_text
 from hessinit.present.demo import Demonstration
 from hessinit.present.document import Facts, Table
-from hessinit.present.reproduction import figure_chart, in_order, summarize
 from hessinit.present.words import format_number
 from hessinit.results.comparison import Comparison
-from hessinit.results.reproduction import Curve, Reproduction
+from hessinit_paper.reproduction import Curve, Reproduction
+from hessinit_paper.reproduction_page import figure_chart, in_order, summarize
 from result_examples import (
     example_reproduction,
     make_cell,
@@ -88,7 +88,7 @@ def test_several_experiments_come_in_the_order_of_the_paper_with_links_to_each()
     claimed = "10 of 12 printed numbers with a claimed tolerance are within it."
     assert summarize(several()) == f"{claimed} {counted}"  # a printed number counts once
     with pytest.raises(ValueError, match="reproductions is empty; give at least one"):
-        describe([])
+        Reproduction.describe_several([])
 
 
 def test_a_curve_that_diverges_has_a_cross_at_the_edge():

@@ -16,7 +16,7 @@ from hessinit.present.document import Column, Document, Section, Table
 from hessinit.present.terminal import render_text
 from hessinit.results.curvature_report import CurvatureReport, Spread
 from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
-from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
+from hessinit_paper.quadratic_forms import QuadraticForm, QuadraticForms
 from result_examples import (
     LONG,
     every_block,

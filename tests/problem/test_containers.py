@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import BatchEncoding
 
 import hessinit
+from hessinit_paper import quadratic_form
 from tiny import LOSS, inputs, labels
 
 FIRST, SECOND = inputs(6, 3), inputs(6, 2)
@@ -48,18 +49,17 @@ class TwoInputs(nn.Module):
         return self.head(torch.tanh(self.one(first) + self.other(second)))
 
 
-SHORT: dict[str, Any] = {"steps": 10, "seeds": 1, "workers": 1, "progress": False, "batch_size": 3}
+SHORT: dict[str, Any] = {"steps": 10, "seeds": 1, "batch_size": 3}
+SHORT["settings"] = hessinit.RunSettings(workers=1, progress=False)
 # A number of each, on a model that is made anew.
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "measure": lambda batch: hessinit.measure(TwoInputs(), LOSS, batch).network.norm,
     "hessian": lambda batch: hessinit.hessian(TwoInputs(), LOSS, batch).to_dense().sum().item(),
     "gauss_newton": lambda batch: hessinit.gauss_newton(TwoInputs(), LOSS, batch).to_dense().sum().item(),
     "jacobian": lambda batch: hessinit.jacobian(TwoInputs(), LOSS, batch).to_dense().sum().item(),
-    "quadratic_form": lambda batch: hessinit.quadratic_form(TwoInputs(), LOSS, batch)[0].exact,
+    "quadratic_form": lambda batch: quadratic_form(hessinit.Problem(TwoInputs(), LOSS, batch))[0].exact,
     "advise": lambda batch: hessinit.advise(TwoInputs(), LOSS, batch, optimizer="adamw").learning_rate,
-    "initialize_": lambda batch: hessinit.initialize_(
-        TwoInputs(), LOSS, batch, lr=0.1, data=batch, trial_steps=3, progress=False
-    ).trials[0].score,
+    "initialize_": lambda batch: hessinit.initialize_(TwoInputs(), LOSS, batch, lr=0.1, data=batch, progress=False, fit=hessinit.Fit(trial_steps=3)).trials[0].score,
     "assert_sound": lambda batch: hessinit.assert_sound(TwoInputs(), LOSS, batch).network.norm,
     "track": lambda batch: hessinit.track(TwoInputs(), LOSS, batch, path=None).measure().norm,
     "compare": lambda batch: hessinit.compare(

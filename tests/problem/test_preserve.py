@@ -477,7 +477,7 @@ RUNS: dict[str, Callable[[DataLoader[Any]], object]] = {
     "measure": lambda data: hessinit.measure(network(), LOSS, data),
     "advise": lambda data: hessinit.advise(network(), LOSS, data, trial_steps=2),
     "initialize_": lambda data: hessinit.initialize_(
-        network(), LOSS, batch(4), lr=0.1, data=data, trial_steps=3, progress=False
+        network(), LOSS, batch(4), lr=0.1, data=data, progress=False, fit=hessinit.Fit(trial_steps=3)
     ),
     "compare": lambda data: hessinit.compare(
         network,
@@ -487,8 +487,7 @@ RUNS: dict[str, Callable[[DataLoader[Any]], object]] = {
         learning_rates=[0.1],
         steps=10,
         seeds=1,
-        workers=1,
-        progress=False,
+        settings=hessinit.RunSettings(workers=1, progress=False),
     ),
 }
 

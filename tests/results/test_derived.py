@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hessinit.results.curvature_report import Estimate, Spread
-from hessinit.results.quadratic_forms import QuadraticForm
+from hessinit_paper.quadratic_forms import QuadraticForm
 from result_examples import (
     POINT,
     REPRODUCTION,

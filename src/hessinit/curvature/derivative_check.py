@@ -65,6 +65,8 @@ class CheckSettings:
     single: tuple[Attempt, ...] = tuple(
         Attempt(torch.float32, step, 0.02) for step in (2e-3, 5e-4, 1e-2)
     )
+    # From the output that is known, with one forward; short, as the error is of the first order.
+    one_sided: Attempt = Attempt(torch.float32, 5e-4, 0.01)
     # Short enough for the millions of kinks of a convolutional network.
     sample_outputs: Attempt = Attempt(torch.float64, 1e-8, 0.01)
     sample_gradients: Attempt = Attempt(torch.float64, 1e-9, 0.01)
@@ -196,7 +198,7 @@ def has_kinks(evaluation: Evaluation) -> bool:
 
 
 def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = None) -> None:
-    """Compare `J` with differences of the output; two forwards, with kinks two more in float64."""
+    """Compare `J` with differences of the output; a forward or two, with kinks two in float64."""
     linear = linear or GraphLinearization(evaluation)
     if not evaluation.is_due(f"outputs by {type(linear).__name__}"):
         return
@@ -230,7 +232,8 @@ def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = No
     if not evaluation.separable and has_kinks(evaluation):
         attempts.pop(0)  # a long step would cross many
     if evaluation.separable and evaluation.problem.dtype == torch.float32:
-        differences = whole.attempt(attempts.pop(0))
+        attempts.pop(0)
+        differences = _attempt_in_float32(whole, evaluation, linear)
         if whole.passes(differences):
             return
         if differences is not None:
@@ -240,6 +243,20 @@ def check_outputs(evaluation: Evaluation, linear: GraphLinearization | None = No
             if worst.passes(worst.attempt(SETTINGS.sample_outputs)):
                 return
     whole.judge(evaluation, attempts)
+
+
+def _attempt_in_float32(
+    comparison: _Comparison, evaluation: Evaluation, linear: GraphLinearization
+) -> _Differences | None:
+    """Differences from the output that is known; on both sides if they are off without kinks."""
+    here = evaluation.output_at_hand()
+    if here is None:
+        return comparison.attempt(SETTINGS.outputs[0])
+    values_here = [_as_row(linear.coordinates(here))]
+    one_sided = comparison.attempt_one_sided(SETTINGS.one_sided, values_here)
+    if one_sided is None or comparison.passes(one_sided) or has_kinks(evaluation):
+        return one_sided
+    return comparison.attempt(SETTINGS.one_sided, one_sided.plus)
 
 
 def check_gradients(evaluation: Evaluation) -> None:
@@ -461,10 +478,10 @@ class _Comparison:
     def allowed(self, outcome: _Differences) -> Tensor:
         return max(outcome.attempt.allowed, self.least_allowed) * self.limits
 
-    def attempt(self, attempt: Attempt) -> _Differences | None:
+    def attempt(self, attempt: Attempt, plus: Matrices | None = None) -> _Differences | None:
         """None if the function does not support the precision or is not finite there."""
         try:
-            plus = self.values(attempt.dtype, attempt.step)
+            plus = plus or self.values(attempt.dtype, attempt.step)
             minus = self.values(attempt.dtype, -attempt.step)
         except Exception:
             if attempt.dtype == torch.float32:
@@ -475,6 +492,15 @@ class _Comparison:
         if not bool(off.isfinite().all()):
             return None
         return _Differences(attempt, plus, minus, change, off)
+
+    def attempt_one_sided(self, attempt: Attempt, here: Matrices) -> _Differences | None:
+        """The same on one side only, where the function's values here are known; one evaluation."""
+        plus = self.values(attempt.dtype, attempt.step)
+        change = [difference / attempt.step for difference in _minus(plus, here)]
+        off = _norms(_minus(change, self.derivative))
+        return (
+            _Differences(attempt, plus, here, change, off) if bool(off.isfinite().all()) else None
+        )
 
     def _explained(self, evaluation: Evaluation, outcome: _Differences) -> Tensor:
         """The distance that kinks here and rounding, of function and derivative, can explain."""

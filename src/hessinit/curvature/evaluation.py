@@ -233,6 +233,11 @@ class Evaluation(BatchGraph):
             return loss_of_sample
         return OutputLoss(self.problem, outputs, self.batch)
 
+    def output_at_hand(self) -> Tensor | None:
+        """The output without its graph, if it need not be built again."""
+        output = vars(self).get("output")
+        return None if output is None else output.detach()
+
     def is_due(self, check: str) -> bool:
         """Whether a check of the derivatives is wanted; each is made once."""
         due = self.problem.check and check not in self._checks_made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -327,9 +326,7 @@ def probe_examples(
 
 
 def in_proportion(whole: Tensor, shared: Tensor, factors: Tensor) -> bool:
-    """Whether each row of `shared` is that of `whole` times its factor, up to rounding; 0 is exact."""
-    difference = torch.addcmul(shared, whole, factors.unsqueeze(1), value=-1)
-    # The largest numbers of every row; as norms they take no copy of it.
-    off, largest = (torch.linalg.vector_norm(rows, math.inf, dim=1) for rows in (difference, whole))
+    """Whether a row of `shared` is that of `whole` times its factor, up to rounding; 0 is exact."""
+    difference = torch.addcmul(shared, whole, factors.unsqueeze(1), value=-1).abs().amax(1)
     rounding = torch.finfo(whole.dtype).eps ** 0.5
-    return bool((off <= rounding * factors * largest).all())
+    return bool((difference <= rounding * factors * whole.abs().amax(1)).all())

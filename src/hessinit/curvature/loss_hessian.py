@@ -152,7 +152,7 @@ class SoftmaxHessian:
         return tangent
 
     def sample(self, noise: Tensor) -> Tensor:
-        """Normal numbers with covariance `H_z`, from standard normal ones, which are overwritten."""
+        """Normal numbers with covariance `H_z`, from standard normal ones, which it overwrites."""
         for logits, weights, rows in self._rows(noise):
             shares = torch.softmax(logits, 1, dtype=weights.dtype)
             roots = shares.sqrt()

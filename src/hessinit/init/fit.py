@@ -1,41 +1,47 @@
-"""Draw a scheme's weights and scale them until the curvature fits: along symmetries first, then by gains."""
+"""Draw a scheme's weights; scale them, along symmetries or by gains, until the curvature fits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessinit.curvature.preconditioner import AdamRule, best_adam_rate
 from hessinit.errors import DerivativeError, ProblemError
-from hessinit.init import apply_scheme, defaults, mean_field, scales, search, symmetric_fit, weights
-from hessinit.init.defaults import NOT_SCALED, SYMMETRIES, Config, Goal, NetworkTraits
+from hessinit.init import apply_scheme, mean_field, search, symmetries, weights
 from hessinit.init.draws import DrawingJob
-from hessinit.init.scales import ProblemFactory, ScaledModel
+from hessinit.init.options import (
+    NOT_SCALED,
+    SCALING,
+    SYMMETRIES,
+    FitGoal,
+    FitRequest,
+    NetworkTraits,
+)
+from hessinit.init.scales import ProblemFactory, ScaledModel, ScalingPath, ScalingPaths
+from hessinit.init.symmetric_fit import SymmetryScaler
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weight_uses import TracedWeights, find_weight_uses
 from hessinit.init.weights import Target
-from hessinit.problem.functional import ProblemOptions
 from hessinit.problem.validate import layer_name
-from hessinit.results.curvature_report import CurvatureReport
+from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry
-
-Uses = tuple[WeightUse, ...]
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The goal, how it was sought, and why it was missed; empty where it was met.
+    """The goal, how it was sought, and why it was missed; `reason` is empty where it was met.
 
     `unreachable` are layers whose norm no scale changes. `met` is a sentence where symmetries met
     the goal.
     """
 
-    goal: Goal
+    goal: FitGoal
     scaling: str | None
     measurements: tuple[Measurement, ...] = ()
     reason: str = ""
@@ -44,374 +50,420 @@ class Solution:
     met: str = ""
 
 
-def fit_(
-    factory: ProblemFactory, targets: list[Target], config: Config, restore: Callable[[], None]
+@dataclass(frozen=True)
+class _WeightState:
+    """The report and the loss at some weights, and the weights' root mean squares by name."""
+
+    report: CurvatureReport | None
+    loss: float
+    sizes: Mapping[str, float]
+    note: str = ""
+
+
+def fit_weights_(
+    factory: ProblemFactory, targets: list[Target], request: FitRequest, restore: Callable[[], None]
 ) -> Initialization:
-    """Measure, draw the scheme, solve for the scales, measure again; the caller restores on any error."""
-    every_layer = config.rule == "layers" or config.report is True
-    kind = every_layer, config.reports
-    if kind not in factory.old:  # every fit starts from the same weights
-        factory.old[kind] = _measure_old(factory, every_layer, config)
-    old, old_loss, found_old = factory.old[kind]
-    notes = [*found_old]
-    sizes = _root_mean_squares(targets)
-    try:
-        traced = find_weight_uses(factory.model, factory.sample, factory.options["forward"])
-    except ProblemError as failure:
-        if config.scheme != "keep":
-            raise
-        # It costs only the knowledge of where the weights are used.
-        traced = TracedWeights(())
-        notes.append(f"the forward could not be traced ({failure}), so every weight is scaled.")
-    uses = traced.uses
-    plan = _draw_scheme_(factory, targets, traced, config)
-    model = ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
-    if shrunk := _embedding_logs(model, targets, uses) if config.scheme == "auto" else {}:
+    """Measure, draw, find the scales, measure again; the caller restores the weights on errors."""
+    fit = request.fit
+    every_layer = fit.rule == "layers" or fit.report is True
+    # Every fit of a call starts from the same weights.
+    key = ("before", every_layer, request.reports)
+    before = factory.once(key, lambda: _measure_old(factory, targets, every_layer, request))
+    traced, trace_note = _find_uses(factory, fit.scheme)
+    plan = _draw_scheme_(factory, targets, traced, request)
+    model = ScaledModel(factory, targets, request.norm_tolerance)
+    shrunk = _embedding_logs(model, targets, traced.uses) if fit.scheme == "auto" else {}
+    if shrunk:
         model.scale_(shrunk)
-        model = ScaledModel(factory, targets, config.tolerance * defaults.SEARCH_FRACTION)
-    traits = NetworkTraits.of(uses, model.loss_is_quadratic())
-    asked = config
-    if traits.quadratic:  # it does not saturate
-        config = replace(config, max_sharpening=math.inf)
-    if stuck := model.unscalable():
+        model = ScaledModel(factory, targets, request.norm_tolerance)
+    traits = NetworkTraits.of(traced.uses, model.loss_is_quadratic())
+    stuck = model.unscalable()
+    scalable = [target for target in targets if target.name not in stuck]
+    notes = [before.note, trace_note]
+    if stuck:
         notes.append(f"{', '.join(stuck)}: the parametrization removes the scale, so not scaled.")
-    scalable = [one for one in targets if one.name not in stuck]
-    norms = {
-        name: one for name, one in factory.model.named_modules() if isinstance(one, _BatchNorm)
-    }
-    fixed = [
-        name for name, one in norms.items() if not one.training and one.running_mean is not None
-    ]
-    if fixed and config.fits_symmetries:
-        notes.append(
-            f"{fixed[0]}{f' and {len(fixed) - 1} more' if fixed[1:] else ''}: BatchNorm in eval mode, so the "
-            "weights before it are not scale-free; call model.train() first if you train so."
-        )
-    found = _solve(model, scalable, uses, traits, config)
-    after = model.report(every_layer) if config.reports else None
-    factors = {
-        name: factor * math.exp(shrunk.get(name, 0.0)) for name, factor in model.scales.items()
-    }
-    for name, factor in (
-        pair for symmetry in found.symmetries for pair in symmetry.factors.items()
-    ):
-        layer = layer_name(parametrized_name(name))
-        factors |= {layer: factors[layer] * factor} if layer in factors else {}
-    changes = (sizes, _root_mean_squares(targets)), (old_loss, model.output().loss)
-    if worse := _reason_to_restore(old, after, found, asked, *changes, model.loss_unit(old_loss)):
+    if request.fits_symmetries:
+        notes += _note_fixed_statistics(factory.model)
+    solution = _Fitting(model, scalable, traced.uses, traits, request).solve_()
+    report = model.report(every_layer) if request.reports else None
+    after = _WeightState(report, model.output().loss, _root_mean_squares(targets))
+    factors = _factors(model.scales, shrunk, solution.symmetries)
+    unit = model.loss_unit(before.loss)
+    if reason := _reason_to_restore(before, after, solution, request, unit):
         restore()
-        after = old
+        after = before
         factors = dict.fromkeys(factors, 1.0)
-        reasons = found.reason, f"{worse}, so the old weights were put back"
-        found = replace(found, reason="; ".join(filter(None, reasons)), symmetries=(), met="")
-    converged, reason = _judge(after, config, found)
+        reasons = [solution.reason, f"{reason}, so the old weights were put back"]
+        reason = "; ".join(filter(None, reasons))
+        solution = replace(solution, reason=reason, symmetries=(), met="")
+    converged, reason = _judge_fit(after.report, solution, request)
     return Initialization(
-        before=old,
-        after=after,
+        before=before.report,
+        after=after.report,
         scales=factors,
-        target=found.goal.target,
-        lr=found.goal.lr,
-        kappa=found.goal.kappa,
-        optimizer=config.optimizer,
-        rule=config.rule,
-        scheme=config.scheme_name,
-        scaling=found.scaling,
-        tolerance=config.tolerance,
+        target=solution.goal.target,
+        lr=solution.goal.lr,
+        kappa=solution.goal.kappa,
+        optimizer=request.optimizer,
+        rule=fit.rule,
+        scheme=request.scheme_name,
+        scaling=solution.scaling,
+        tolerance=fit.tolerance,
         converged=converged,
         reason=reason,
-        measurements=found.measurements,
-        symmetries=found.symmetries,
+        measurements=solution.measurements,
+        symmetries=solution.symmetries,
         plan=plan,
-        notes=tuple(notes),
-        seed=factory.options["seed"],
+        notes=tuple(filter(None, notes)),
+        seed=factory.problem.seed,
     )
 
 
-def _solve(
-    model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
-) -> Solution:
-    if config.rule == "layers":
-        norm = model.network_norm() if config.lr == "auto" else math.inf
-        goal = config.goal(traits.kappa, norm, unscaled=True)
-        assert goal.target is not None
-        met = {use.parameter for use in uses}
-        layers = [one.name for one in targets if not met or one.key in met]
-        outcome = search.solve_layers(model, layers, goal.target, config)
-        return Solution(goal, None, outcome.measurements, outcome.reason, outcome.unreachable)
-    if config.fits_symmetries and model.output().is_finite:
-        names = {id(one): name for name, one in model.factory.model.named_parameters()}
-        stored = [names[id(one)] for target in targets for one in target.stored]
-        if (blocks := symmetric_fit.find_blocks(model.factory, stored)) is not None:
-            last = scales.effective_and_last(targets, uses)[1]
-            kappa = defaults.KAPPA_ADAM if config.is_adaptive else defaults.KAPPA
-            kappa *= defaults.KAPPA_QUADRATIC / defaults.KAPPA if traits.quadratic else 1
-            return _solve_symmetries(model, targets, last, blocks, kappa, config)
-    return _solve_network(model, targets, uses, traits, config)
+def _measure_old(
+    factory: ProblemFactory, targets: list[Target], every_layer: bool, request: FitRequest
+) -> _WeightState:
+    """The state of the old weights; errors that new weights do not cure come again later."""
+    sizes = _root_mean_squares(targets)
+    model = ScaledModel(factory, [], 0.1)
+    try:
+        output = model.output()
+        if output.is_finite:
+            report = model.report(every_layer) if request.reports else None
+            return _WeightState(report, output.loss, sizes)
+    except DerivativeError:
+        raise
+    except ProblemError as failure:
+        return _WeightState(None, math.nan, sizes, f"before: {failure}")
+    note = "before: the old weights, or the network's output with them, are not finite."
+    return _WeightState(None, math.nan, sizes, note)
 
 
-def _solve_symmetries(
-    model: ScaledModel,
-    targets: list[Target],
-    last: list[str],
-    blocks: symmetric_fit.Blocks,
-    kappa: float,
-    config: Config,
-) -> Solution:
-    """Scale-free weights to the target, others to at most that; a gain only for what no symmetry reaches."""
-    goal = config.goal(kappa, math.nan, unscaled=True)
-    if config.scheme == "auto":
-        size = model.output().size
-        if size > defaults.SMALL_OUTPUT_SCALE_FREE:
-            model.scale_(dict.fromkeys(last, math.log(defaults.SMALL_OUTPUT_SCALE_FREE / size)))
-    rest = [one for one in targets if one.key in blocks.rest]
-    if rest and goal.target is not None and config.lr != "auto" and not config.is_adaptive:
-        _lower_rest_(model.factory, rest, goal.target, config)
-    adam = AdamRule() if config.is_adaptive else None
-    scaler = symmetric_fit.SymmetryScaler(model.factory, blocks, adam, config.tolerance)
-    fitted = scaler.fit_(None if config.lr == "auto" else goal.target)
-    if config.lr == "auto":
-        goal = config.goal(kappa, fitted.target, unscaled=True)
-    seen = "as Adam sees it" if config.is_adaptive else "of their own"
-    norm = fitted.symmetries[0].norm
-    percent = f"{100 * config.tolerance:.3g} %"
-    unmoved = f"the function is unchanged (the output moved by {100 * fitted.output_change:.2g} %)"
-    if not all(one.exact for one in fitted.symmetries):
-        unmoved = "smaller gains before an activation changed the function"
-    met = f"the scale-free weights have ‖H‖ = {norm:.3g} {seen}, within {percent} of {goal.target:.3g}"
-    met = f"{met}, and no other weights are sharper; {unmoved}"
-    reason = f"{fitted.reason}; {unmoved}" if fitted.reason else ""
-    return Solution(goal, SYMMETRIES, reason=reason, symmetries=fitted.symmetries, met=met)
+def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
+    return {target.name: float(target.value.double().square().mean().sqrt()) for target in targets}
 
 
-def _lower_rest_(
-    factory: ProblemFactory, rest: list[Target], target: float, config: Config
-) -> None:
-    """One gain for weights that no symmetry reaches, where they are too sharp and answer to it."""
-    options: ProblemOptions = {**factory.options, "layers": [one.key for one in rest]}
-    model = ScaledModel(replace(factory, options=options), rest, config.tolerance / 5)
-    if model.network_norm() > target * (1 + config.tolerance):
-        path = scales.ScalingPath("all", dict.fromkeys((one.name for one in rest), 1.0))
-        lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED)
-        if search.solve_network(model, path, target, config, lowest).reason:
-            model.scale_({})
-
-
-def _solve_network(
-    model: ScaledModel, targets: list[Target], uses: Uses, traits: NetworkTraits, config: Config
-) -> Solution:
-    output = model.output()
-    if config.is_adaptive and config.lr is not None:
-        drawn = (
-            "the given weights"
-            if config.scheme == "keep"
-            else f"the weights of {config.scheme_name}"
-        )
-        name = "AdamW" if config.optimizer == "adamw" else "Adam"
-        kept = f"as steps of {name} do not grow with the gradient: {drawn} are kept"
-        rate = config.lr
-        decoupled = config.optimizer == "adamw"
-        if rate == "auto":
-            rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
-            rate = best_adam_rate(model.factory.problem(), rule)
-        goal = Goal(None, rate if math.isfinite(rate) else None)
-        return Solution(goal, NOT_SCALED, met=f"no curvature was fitted, {kept}")
-    # lr="auto" needs a norm in any case; else saturated weights are just too sharp.
-    needed = config.lr == "auto" or search.LossCap(config.max_sharpening, model.loss_unit()).admits(
-        output
-    )
-    norm = model.network_norm() if needed else math.inf
-    first = (Measurement(t=0.0, norm=norm, loss=output.loss),)
-
-    def homogeneous() -> bool:  # costs forwards
-        return scales.small_and_large(targets, uses, model) is not None
-
-    goal = config.goal(traits.kappa, norm, unscaled=config.lr == "auto" and not homogeneous())
-    assert goal.target is not None
-    insists = config.scaling != "auto" or config.lr is None
-    if (
-        traits.reason_not_to_sharpen
-        and not insists
-        and 0 < norm < goal.target * (1 - config.tolerance)
-    ):
-        reason = (
-            f"the weights are flat enough for the rate; since {traits.reason_not_to_sharpen}, sharper ones "
-            "would not learn faster"
-        )
-        return Solution(goal, NOT_SCALED, first, reason)
-    scaling = config.scaling
-    if scaling == "auto":
-        sharper = norm / goal.target
-        flat = sharper <= 1 or (sharper <= defaults.SMALL_OUTPUT_UP_TO and homogeneous())
-        scaling = "small-output" if norm > 0 and flat else "all"
-    path = scales.scaling_path(scaling, targets, uses, model, goal.target)
-    limited = traits.normalized and scaling == "all" and not insists
-    lowest = math.log(defaults.SMALLEST_GAIN_NORMALIZED) if limited else -math.inf
-    outcome = search.solve_network(model, path, goal.target, config, lowest)
-    rows = (*first, *outcome.measurements)
-    loud = model.output().loss > output.zero_loss + (defaults.LOUD - 1) * model.loss_unit()
-    if config.scaling == "auto" and path.name == "last" and (outcome.reason or loud):
-        reached = dict(model.scales)
-        far = abs(search.log_ratio(model.network_norm(), goal.target))
-        model.scale_({})
-        other = scales.scaling_path("small-output", targets, uses, model, goal.target, nearly=True)
-        second = search.solve_network(model, other, goal.target, config, lowest)
-        rows = (*rows, *second.measurements)
-        if not second.reason or (
-            outcome.reason and abs(search.log_ratio(model.network_norm(), goal.target)) < far
-        ):
-            path = other
-            outcome = second
-        else:
-            model.scale_({name: math.log(factor) for name, factor in reached.items()})
-    met = f"the network's ‖H‖ is within {100 * config.tolerance:.3g} % of {goal.target:.3g}"
-    return Solution(goal, path.name, tuple(dict.fromkeys(rows)), outcome.reason, met=met)
+def _find_uses(factory: ProblemFactory, scheme: str) -> tuple[TracedWeights, str]:
+    """Where the weights are used, and a note where that is unknown."""
+    try:
+        return find_weight_uses(factory.model, factory.sample, factory.problem.forward), ""
+    except ProblemError as failure:
+        if scheme != "keep":
+            raise
+        note = f"the forward could not be traced ({failure}), so every weight is scaled."
+        return TracedWeights(()), note
 
 
 def _draw_scheme_(
-    factory: ProblemFactory, targets: list[Target], traced: TracedWeights, config: Config
+    factory: ProblemFactory, targets: list[Target], traced: TracedWeights, request: FitRequest
 ) -> SchemePlan | None:
-    if config.scheme == "keep":
-        if config.biases == "zero":
+    fit = request.fit
+    if fit.scheme == "keep":
+        if fit.biases == "zero":
             with torch.no_grad():
                 for bias in (bias for target in targets for bias in target.biases().values()):
                     bias.zero_()
         return None
-    uses = traced.uses
-    residual = config.residual
+    residual = fit.residual
     if residual == "auto":
-        residual = (
-            "scaled" if NetworkTraits.of(uses).normalized and not config.is_adaptive else "plain"
-        )
+        normalized = NetworkTraits.of(traced.uses).normalized
+        residual = "scaled" if normalized and not request.is_adaptive else "plain"
     gains = None
-    if config.scheme == "auto":
+    if fit.scheme == "auto":
         names = {target.key: target.name for target in targets}
-        gains = {
-            names[key]: std
-            for key, std in mean_field.preactivation_stds(uses).items()
-            if key in names
-        }
+        stds = mean_field.preactivation_stds(traced.uses)
+        gains = {names[key]: std for key, std in stds.items() if key in names}
     scheme = apply_scheme.Scheme(
-        config.scheme_name,
+        request.scheme_name,
         gains=gains,
         residual=residual,
-        biases="keep" if config.biases == "keep" else "zero",
+        biases="keep" if fit.biases == "keep" else "zero",
     )
-    generator = torch.Generator().manual_seed(factory.options["seed"])
-    job = DrawingJob(factory.model, factory.sample, factory.options["forward"], generator)
-    every_target = weights.find_targets(factory.model, factory.options["layers"])
+    problem = factory.problem
+    generator = torch.Generator().manual_seed(problem.seed)
+    job = DrawingJob(factory.model, factory.sample, problem.forward, generator)
+    every_target = weights.find_targets(factory.model, problem.layers)
     plan = apply_scheme.write_scheme_(job, scheme, every_target, traced)
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 
 
-def _embedding_logs(model: ScaledModel, targets: list[Target], uses: Uses) -> dict[str, float]:
+def _embedding_logs(
+    model: ScaledModel, targets: list[Target], uses: Sequence[WeightUse]
+) -> dict[str, float]:
     """Shrink embeddings that are factors of the output, as in skip-gram, to vectors of length 1.
 
     Vectors of unit variance would have products of size √dimension, which training must first
     unlearn.
     """
-    names = {use.parameter for use in uses if use.kind == "embedding"}
+    keys = {use.parameter for use in uses if use.kind == "embedding"}
     logs = {
-        one.name: -0.5 * math.log(float(one.value.double().square().sum(-1).mean()))
-        for one in targets
-        if one.key in names
+        target.name: -0.5 * math.log(float(target.value.double().square().sum(-1).mean()))
+        for target in targets
+        if target.key in keys
     }
     size = model.output().size if logs else math.inf
     if not 0 < size < math.inf:
         return {}
     model.scale_(dict.fromkeys(logs, -math.log(2)))
-    halved = math.log2(size / max(model.output().size, 1e-300))
+    factors = math.log2(size / max(model.output().size, 1e-300))
     model.scale_({})
-    return logs if abs(halved - round(halved)) < 0.01 and 1 <= round(halved) <= len(logs) else {}
+    is_product = abs(factors - round(factors)) < 0.01 and 1 <= round(factors) <= len(logs)
+    return logs if is_product else {}
 
 
-def _measure_old(
-    factory: ProblemFactory, every_layer: bool, config: Config
-) -> tuple[CurvatureReport | None, float, list[str]]:
-    """The report and the loss of the old weights; errors that new weights do not cure come again later."""
-    found = ScaledModel(factory, [], 0.1)
-    try:
-        output = found.output()
-        if output.is_finite:
-            return found.report(every_layer) if config.reports else None, output.loss, []
-    except DerivativeError:
-        raise
-    except ProblemError as failure:
-        return None, math.nan, [f"before: {failure}"]
-    return (
-        None,
-        math.nan,
-        ["before: the old weights, or the network's output with them, are not finite."],
-    )
+def _note_fixed_statistics(model: nn.Module) -> Iterator[str]:
+    norms = [pair for pair in model.named_modules() if isinstance(pair[1], _BatchNorm)]
+    fixed = [name for name, norm in norms if not norm.training and norm.running_mean is not None]
+    if fixed:
+        suffix = f" and {len(fixed) - 1} more" if fixed[1:] else ""
+        yield (
+            f"{fixed[0]}{suffix}: BatchNorm in eval mode, so the weights before it are not "
+            "scale-free; call model.train() first if you train so."
+        )
 
 
-def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
-    return {one.name: float(one.value.double().square().mean().sqrt()) for one in targets}
+def _factors(
+    scales: Mapping[str, float], shrunk: Mapping[str, float], applied: Sequence[Symmetry]
+) -> dict[str, float]:
+    """The factor of every weight on top of the scheme, by embeddings, gains and symmetries."""
+    factors = {name: factor * math.exp(shrunk.get(name, 0.0)) for name, factor in scales.items()}
+    for symmetry in applied:
+        for name, factor in symmetry.factors.items():
+            layer = layer_name(parametrized_name(name))
+            if layer in factors:
+                factors[layer] *= factor
+    return factors
+
+
+@dataclass
+class _Fitting:
+    """The scaling of one draw of the weights; it ends with the weights at their final scales."""
+
+    model: ScaledModel
+    targets: list[Target]  # those whose scale the parametrization keeps
+    uses: Sequence[WeightUse]
+    traits: NetworkTraits
+    request: FitRequest
+
+    def __post_init__(self) -> None:
+        if self.traits.quadratic:  # it does not saturate
+            self.request = self.request.with_options(max_sharpening=math.inf)
+
+    @cached_property
+    def paths(self) -> ScalingPaths:
+        return ScalingPaths(self.model, self.targets, self.uses)
+
+    def solve_(self) -> Solution:
+        if self.request.fit.rule == "layers":
+            return self._solve_layers_()
+        if self.request.fits_symmetries and self.model.output().is_finite:
+            factory = self.model.factory
+            parameters = factory.model.named_parameters()
+            names = {id(parameter): name for name, parameter in parameters}
+            stored = [names[id(part)] for target in self.targets for part in target.stored]
+            named = factory.problem.layers is not None
+            blocks = symmetries.find_blocks(factory.functional(), stored, biases_only=named)
+            if blocks is not None:
+                return self._solve_symmetries_(blocks)
+        if self.request.is_adaptive and self.request.lr is not None:
+            return self._leave_scheme()
+        return self._solve_network_()
+
+    def _solve_layers_(self) -> Solution:
+        norm = self.model.network_norm() if self.request.lr == "auto" else math.inf
+        goal = self.request.goal(self.traits.kappa, norm, unscaled=True)
+        assert goal.target is not None
+        used = {use.parameter for use in self.uses}
+        layers = [target.name for target in self.targets if not used or target.key in used]
+        outcome = search.solve_layers(self.model, layers, goal.target, self.request)
+        return Solution(goal, None, outcome.measurements, outcome.reason, outcome.unreachable)
+
+    def _solve_symmetries_(self, blocks: symmetries.Blocks) -> Solution:
+        """Bring scale-free weights to the target, and others to at most that."""
+        model = self.model
+        request = self.request
+        tolerance = request.fit.tolerance
+        kappa = self.traits.symmetry_kappa(request.is_adaptive)
+        goal = request.goal(kappa, math.nan, unscaled=True)
+        size = model.output().size
+        if request.fit.scheme == "auto" and size > SCALING.small_output_scale_free:
+            log = math.log(SCALING.small_output_scale_free / size)
+            model.scale_(dict.fromkeys(self.paths.last, log))
+        if request.lr != "auto" and not request.is_adaptive:
+            self._lower_(
+                [target for target in self.targets if target.key in blocks.remaining], goal
+            )
+        adam = AdamRule() if request.is_adaptive else None
+        scaler = SymmetryScaler(model.factory, blocks, adam, tolerance)
+        fitted = scaler.fit_blocks_(None if request.lr == "auto" else goal.target)
+        if request.lr == "auto":
+            goal = request.goal(kappa, fitted.target, unscaled=True)
+        seen_by = "as Adam sees it" if request.is_adaptive else "of their own"
+        unmoved = "smaller gains before an activation changed the function"
+        if all(symmetry.exact for symmetry in fitted.symmetries):
+            moved = f"{100 * fitted.output_change:.2g} %"
+            unmoved = f"the function is unchanged (the output moved by {moved})"
+        met = (
+            f"the scale-free weights have ‖H‖ = {fitted.symmetries[0].norm:.3g} {seen_by}, within "
+            f"{100 * tolerance:.3g} % of {goal.target:.3g}, and no other weights are sharper; "
+            f"{unmoved}"
+        )
+        reason = f"{fitted.reason}; {unmoved}" if fitted.reason else ""
+        return Solution(goal, SYMMETRIES, reason=reason, symmetries=fitted.symmetries, met=met)
+
+    def _lower_(self, remaining: list[Target], goal: FitGoal) -> None:
+        """Scale down weights that no symmetry reaches, if that brings the norm to the target."""
+        if not remaining or goal.target is None:
+            return
+        tolerance = self.request.fit.tolerance
+        factory = self.model.factory.of_layers([weight.key for weight in remaining])
+        model = ScaledModel(factory, remaining, tolerance / 5)
+        if model.network_norm() > goal.target * (1 + tolerance):
+            path = ScalingPath("all", dict.fromkeys((weight.name for weight in remaining), 1.0))
+            lowest = math.log(SCALING.smallest_gain_normalized)
+            if search.solve_network(model, path, goal.target, self.request, lowest).reason:
+                model.scale_({})
+
+    def _leave_scheme(self) -> Solution:
+        """For Adam without symmetries: the scheme alone decides."""
+        request = self.request
+        decoupled = request.optimizer == "adamw"
+        drawn = f"the weights of {request.scheme_name}"
+        if request.fit.scheme == "keep":
+            drawn = "the given weights"
+        optimizer = "AdamW" if decoupled else "Adam"
+        rate = request.lr
+        if rate == "auto":
+            rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
+            rate = best_adam_rate(self.model.factory.functional(), rule)
+        goal = FitGoal(None, rate if math.isfinite(rate) else None)
+        met = (
+            f"no curvature was fitted, as steps of {optimizer} do not grow with the gradient: "
+            f"{drawn} are kept"
+        )
+        return Solution(goal, NOT_SCALED, met=met)
+
+    def _solve_network_(self) -> Solution:
+        """Scale by gains until the network's norm meets the target."""
+        model = self.model
+        request = self.request
+        tolerance = request.fit.tolerance
+        output = model.output()
+        cap = search.LossCap(request.fit.max_sharpening, model.loss_unit())
+        # lr="auto" needs a norm in any case; else saturated weights are just too sharp.
+        needed = request.lr == "auto" or cap.admits(output)
+        norm = model.network_norm() if needed else math.inf
+        first = Measurement(t=0.0, norm=norm, loss=output.loss)
+        unscaled = request.lr == "auto" and not self.paths.is_homogeneous
+        goal = request.goal(self.traits.kappa, norm, unscaled)
+        assert goal.target is not None
+        hint = self.traits.reason_not_to_sharpen
+        if hint and not request.insists and 0 < norm < goal.target * (1 - tolerance):
+            reason = (
+                f"the weights are flat enough for the rate; since {hint}, sharper ones would not "
+                "learn faster"
+            )
+            return Solution(goal, NOT_SCALED, (first,), reason)
+        path = self.paths.path(self._choose_scaling(norm, goal.target), goal.target)
+        lowest = -math.inf
+        if self.traits.normalized and path.name == "all" and not request.insists:
+            lowest = math.log(SCALING.smallest_gain_normalized)
+        outcome = search.solve_network(model, path, goal.target, request, lowest)
+        loud = model.output().loss > output.zero_loss + (SCALING.loud - 1) * model.loss_unit()
+        if request.fit.scaling == "auto" and path.name == "last" and (outcome.reason or loud):
+            path, outcome = self._try_small_output_(path, outcome, goal.target)
+        measurements = tuple(dict.fromkeys((first, *outcome.measurements)))
+        met = f"the network's ‖H‖ is within {100 * tolerance:.3g} % of {goal.target:.3g}"
+        return Solution(goal, path.name, measurements, outcome.reason, met=met)
+
+    def _choose_scaling(self, norm: float, target: float) -> str:
+        if self.request.fit.scaling != "auto":
+            return self.request.fit.scaling
+        ratio = norm / target
+        flat = ratio <= 1 or (ratio <= SCALING.small_output_up_to and self.paths.is_homogeneous)
+        return "small-output" if norm > 0 and flat else "all"
+
+    def _try_small_output_(
+        self, path: ScalingPath, outcome: search.Outcome, target: float
+    ) -> tuple[ScalingPath, search.Outcome]:
+        """Search along the path of small outputs, too; keep the weights of the better search."""
+        model = self.model
+        scales = dict(model.scales)
+        distance = abs(search.log_ratio(model.network_norm(), target))
+        model.scale_({})
+        small = self.paths.path("small-output", target, nearly=True)
+        second = search.solve_network(model, small, target, self.request)
+        measurements = (*outcome.measurements, *second.measurements)
+        if not second.reason or (
+            outcome.reason and abs(search.log_ratio(model.network_norm(), target)) < distance
+        ):
+            return small, replace(second, measurements=measurements)
+        model.scale_({name: math.log(factor) for name, factor in scales.items()})
+        return path, replace(outcome, measurements=measurements)
 
 
 def _reason_to_restore(
-    old: CurvatureReport | None,
-    after: CurvatureReport | None,
-    found: Solution,
-    config: Config,
-    sizes: tuple[dict[str, float], dict[str, float]],
-    losses: tuple[float, float],
-    unit: float,
+    before: _WeightState, after: _WeightState, solution: Solution, request: FitRequest, unit: float
 ) -> str:
-    """Why the new weights must not stay: farther from the target than the old ones, or not trainable."""
-    before, now = sizes
-    if math.isnan(losses[0]):
+    """Why the old weights come back: the new ones miss the target by more, or cannot be trained."""
+    if math.isnan(before.loss):
         return ""
-    largest = max(now, key=lambda name: now[name])
-    if now[largest] > max(defaults.ABSURD_SIZE, defaults.ABSURD_GROWTH * before[largest]):
-        return f"{largest} would have a standard deviation of {now[largest]:.2g}"
+    largest = max(after.sizes, key=after.sizes.__getitem__)
+    growth = SCALING.largest_growth
+    size = after.sizes[largest]
+    if size > max(SCALING.largest_deviation, growth * before.sizes[largest]):
+        return f"{largest} would have a standard deviation of {size:.2g}"
     # A larger max_sharpening asks for a larger loss.
-    most = max(defaults.ABSURD_GROWTH, config.max_sharpening) * unit
-    if not losses[1] <= losses[0] + most:
-        return f"the loss would be {losses[1]:.3g}, and was {losses[0]:.3g}"
-    target = found.goal.target
-    is_far = found.reason and not found.symmetries and found.scaling != NOT_SCALED
-    if old is None or after is None or target is None or not is_far:
+    most = max(growth, request.fit.max_sharpening) * unit
+    if not after.loss <= before.loss + most:
+        return f"the loss would be {after.loss:.3g}, and was {before.loss:.3g}"
+    missed = solution.reason and not solution.symmetries and solution.scaling != NOT_SCALED
+    target = solution.goal.target
+    if before.report is None or after.report is None or target is None or not missed:
         return ""
-    near, far = (
-        max(
-            (abs(search.log_ratio(row.norm, target)) for row in _judged(report, config, found)),
-            default=math.inf,
-        )
-        for report in (old, after)
-    )
-    farther = far > (2 * near if config.rule == "network" else near)
-    return "the new weights are farther from the target" if farther else ""
+    allowed = 2 if request.fit.rule == "network" else 1
+    old = _farthest(before.report, target, solution, request)
+    new = _farthest(after.report, target, solution, request)
+    return "the new weights are farther from the target" if new > allowed * old else ""
 
 
-def _judge(after: CurvatureReport | None, config: Config, found: Solution) -> tuple[bool, str]:
-    target = found.goal.target
-    if after is None or target is None or found.scaling == SYMMETRIES:
-        return not found.reason, found.reason or found.met
-    limit = f"{100 * config.tolerance:.3g} %"
-    rows = _judged(after, config, found)
-    off = [row for row in rows if not abs(row.norm / target - 1) <= config.tolerance]
+def _farthest(
+    report: CurvatureReport, target: float, solution: Solution, request: FitRequest
+) -> float:
+    """How far the farthest row that is judged is from the target, in log ‖H‖."""
+    rows = _judged_rows(report, solution, request)
+    return max((abs(search.log_ratio(row.norm, target)) for row in rows), default=math.inf)
+
+
+def _judge_fit(
+    after: CurvatureReport | None, solution: Solution, request: FitRequest
+) -> tuple[bool, str]:
+    """Whether the goal was met, and a sentence that says so or why not."""
+    target = solution.goal.target
+    if after is None or target is None or solution.scaling == SYMMETRIES:
+        return not solution.reason, solution.reason or solution.met
+    rows = _judged_rows(after, solution, request)
     if not rows:
-        return False, found.reason
-    why = (
-        found.reason
-        or after.network.reason
-        or "the search met the target, the final report does not"
-    )
-    if config.rule == "network":
+        return False, solution.reason
+    tolerance = request.fit.tolerance
+    limit = f"{100 * tolerance:.3g} %"
+    missed = [row for row in rows if not abs(row.norm / target - 1) <= tolerance]
+    reason = solution.reason or after.network.reason
+    reason = reason or "the search met the target, the final report does not"
+    if request.fit.rule == "network":
         norm = f"the network's ‖H‖ = {after.network.norm:.3g}"
-        met = f"{norm} is within {limit} of {target:.3g}"
-        missed = f"{norm}, not {target:.3g}: {why}"
-    else:
-        met = f"all {len(rows)} layers have ‖H‖ within {limit} of {target:.3g}"
-        worst = max(rows, key=lambda row: abs(search.log_ratio(row.norm, target)))
-        missed = (
-            f"{len(off)} of {len(rows)} layers are not within {limit} of {target:.3g}, the farthest "
-            f"{worst.name} with ‖H‖ = {worst.norm:.3g}: {why}"
-        )
-    return not off, missed if off else met
+        if missed:
+            return False, f"{norm}, not {target:.3g}: {reason}"
+        return True, f"{norm} is within {limit} of {target:.3g}"
+    if not missed:
+        return True, f"all {len(rows)} layers have ‖H‖ within {limit} of {target:.3g}"
+    worst = max(rows, key=lambda row: abs(search.log_ratio(row.norm, target)))
+    count = f"{len(missed)} of {len(rows)} layers are not within {limit} of {target:.3g}"
+    return False, f"{count}, the farthest {worst.name} with ‖H‖ = {worst.norm:.3g}: {reason}"
 
 
-def _judged(report: CurvatureReport, config: Config, found: Solution) -> Sequence[Any]:
-    if config.rule == "network":
+def _judged_rows(
+    report: CurvatureReport, solution: Solution, request: FitRequest
+) -> Sequence[LayerCurvature]:
+    if request.fit.rule == "network":
         return [report.network]
-    return [row for row in report if row.name not in found.unreachable]
+    return [row for row in report if row.name not in solution.unreachable]

@@ -26,22 +26,42 @@ import numpy.typing as npt
 from hessinit.results.initialization import Measurement
 
 if TYPE_CHECKING:
-    from hessinit.init.defaults import Config
+    from hessinit.init.options import FitRequest
     from hessinit.init.scales import OutputStatistics, ScaledModel, ScalingPath
 
 Vector = npt.NDArray[np.float64]
 
-_LONGEST_POWER_STEP = 6.0  # of the log_power, where the target itself is not farther away
-_FLAT = 0.05  # a slope of log λ by the log_power below this leads nowhere
-_CLOSE = 0.05  # a log_power that is known so well is known well enough
-_FIRST_STEP = 0.05
-_FARTHEST = 10.0  # in t, at once
-_MOST_STEPS = 12
+
+@dataclass(frozen=True)
+class GainSteps:
+    """The steps of the search for one gain; tests/init/test_search.py bounds their number."""
+
+    longest_in_power: float = 6.0  # of the log_power, where the target itself is not farther away
+    flat: float = 0.05  # a slope of log λ by the log_power below this leads nowhere
+    close: float = 0.05  # a log_power that is known so well is known well enough
+    first: float = 0.05
+    farthest: float = 10.0  # in t, at once
+    most: int = 12
+
+
+@dataclass(frozen=True)
+class CoupledSteps:
+    """The steps of the search for one scale a layer."""
+
+    longest: float = math.log(20.0)
+    shortest: float = 1e-3
+    halvings: int = 10
+    # Directions with smaller singular values, relative to the largest, are left out of a step.
+    singular: float = 1e-2
+
+
+GAIN_STEPS = GainSteps()
+COUPLED_STEPS = CoupledSteps()
 
 
 @dataclass(frozen=True)
 class SearchPoint:
-    """A measured `t`: `distance` is log(λ/target), inf where λ is not finite, -inf where it is 0."""
+    """A measured `t`: `distance` is log(λ/target), inf if λ is not finite, -inf if it is 0."""
 
     t: float
     log_power: float
@@ -49,7 +69,7 @@ class SearchPoint:
 
 
 @dataclass(frozen=True)
-class Found:
+class GainRoot:
     """The `t` to take. `reason` is empty where the target was met."""
 
     t: float
@@ -60,13 +80,16 @@ _SATURATES = "sharper weights would saturate"
 _FLAT_ABOVE = "‖H‖ rises no further when the weights grow"
 _FLAT_BELOW = "‖H‖ falls no further when the weights shrink"
 _LOWEST = "normalizations undo much of a gain, and a smaller one would stop the learning"
-_DEAD = "there is no curvature (‖H‖ = 0): units are dead or numbers underflow; draw the weights by a scheme"
+_DEAD = (
+    "there is no curvature (‖H‖ = 0): units are dead or numbers underflow; draw the weights by a "
+    "scheme"
+)
 _NEVER_FINITE = "the network is not finite, or saturated, however small its weights are"
 
 
 @dataclass
 class GainSearch:
-    """`measure(t)` gives log(λ/target) and is expensive; `is_admissible(t)` and `log_power(t)` are cheap."""
+    """Finds the `t` at which `measure(t)`, log(λ/target), is 0; only `measure` is expensive."""
 
     measure: Callable[[float], float]
     is_admissible: Callable[[float], bool]
@@ -79,59 +102,67 @@ class GainSearch:
     _high: SearchPoint | None = None  # too sharp
     _forbidden: float = math.inf  # the smallest t known to be inadmissible
 
-    def run(self) -> Found:
+    def run(self) -> GainRoot:
         """Find the smallest root from t = 0, or what comes nearest to it."""
-        step: float | Found = 0.0 if self._allowed(0.0) else self._retreat(0.0)
-        while not isinstance(step, Found):
+        step: float | GainRoot = 0.0 if self._allowed(0.0) else self._retreat(0.0)
+        while not isinstance(step, GainRoot):
             point = SearchPoint(step, self.log_power(step), self.measure(step))
             self.points.append(point)
             if abs(point.distance) <= self.tolerance:
-                return Found(point.t)
+                return GainRoot(point.t)
             if len(self.points) >= self.max_measurements:
                 nearest = min(self.points, key=lambda point: abs(point.distance))
-                return Found(nearest.t, f"{self.max_measurements} measurements were not enough")
+                return GainRoot(nearest.t, f"{self.max_measurements} measurements were not enough")
             step = self._next(point)
         return step
 
-    def _next(self, point: SearchPoint) -> float | Found:
+    def _next(self, point: SearchPoint) -> float | GainRoot:
         if point.distance == -math.inf:
-            return Found(0.0, _DEAD)
+            return GainRoot(0.0, _DEAD)
         # Illinois: an end that stays while the other moves twice counts for half as far the next
         # time.
-        kept = self._high if point.distance < 0 else self._low
-        if kept is not None and self.points[-2].distance * point.distance > 0:
-            kept = replace(kept, distance=kept.distance / 2)
-        self._low, self._high = (point, kept) if point.distance < 0 else (kept, point)
+        opposite = self._high if point.distance < 0 else self._low
+        if opposite is not None and self.points[-2].distance * point.distance > 0:
+            opposite = replace(opposite, distance=opposite.distance / 2)
+        if point.distance < 0:
+            self._low = point
+            self._high = opposite
+        else:
+            self._low = opposite
+            self._high = point
         if self._low is None:
             return self._downwards(point)
         return self._upwards(point) if self._high is None else self._between(self._low, self._high)
 
-    def _downwards(self, high: SearchPoint) -> float | Found:
+    def _downwards(self, high: SearchPoint) -> float | GainRoot:
         if high.t <= self.lowest:
-            return Found(self.lowest, _LOWEST)
+            return GainRoot(self.lowest, _LOWEST)
         if not math.isfinite(high.distance):
             return self._retreat(high.t)
-        slope, known = self._slope(high)
-        flat = known and slope <= _FLAT and (slope == 0 or len(self.points) > 2)
-        longest = max(_LONGEST_POWER_STEP, 2 * high.distance)
-        change = min(high.distance / (slope if slope > _FLAT else 1.0), longest)
-        t = high.t if flat else self._find(high, high.log_power - change)
+        slope = self._slope(high)
+        if slope is not None and slope <= GAIN_STEPS.flat and (slope == 0 or len(self.points) > 2):
+            t = high.t
+        else:
+            divisor = slope if slope is not None and slope > GAIN_STEPS.flat else 1.0
+            longest = max(GAIN_STEPS.longest_in_power, 2 * high.distance)
+            t = self._find(high, high.log_power - min(high.distance / divisor, longest))
         if t < high.t:
             return max(t, self.lowest)
         # Hardly farther from the target than the nearest, and moved the least.
         least = min(abs(point.distance) for point in self.points)
         near = [point.t for point in self.points if abs(point.distance) <= 1.1 * least]
-        return Found(min(near, key=abs), _FLAT_BELOW)
+        return GainRoot(min(near, key=abs), _FLAT_BELOW)
 
-    def _upwards(self, low: SearchPoint) -> float | Found:
-        slope, known = self._slope(low)
-        if known and slope <= _FLAT:
-            return Found(max(self.points, key=lambda point: point.distance).t, _FLAT_ABOVE)
-        step = min(-low.distance / max(slope, _FLAT), max(_LONGEST_POWER_STEP, -2 * low.distance))
+    def _upwards(self, low: SearchPoint) -> float | GainRoot:
+        slope = self._slope(low)
+        if slope is not None and slope <= GAIN_STEPS.flat:
+            return GainRoot(max(self.points, key=lambda point: point.distance).t, _FLAT_ABOVE)
+        longest = max(GAIN_STEPS.longest_in_power, -2 * low.distance)
+        step = min(-low.distance / (slope or 1.0), longest)
         t = self._find(low, low.log_power + step)
-        if self.log_power(t) - low.log_power <= _CLOSE and self._forbidden < math.inf:
-            return Found(low.t, _SATURATES)
-        return t if t > low.t else Found(low.t, _FLAT_ABOVE)
+        if self.log_power(t) - low.log_power <= GAIN_STEPS.close and self._forbidden < math.inf:
+            return GainRoot(low.t, _SATURATES)
+        return t if t > low.t else GainRoot(low.t, _FLAT_ABOVE)
 
     def _between(self, low: SearchPoint, high: SearchPoint) -> float:
         if not math.isfinite(high.distance) or not math.isfinite(high.log_power):
@@ -140,48 +171,50 @@ class GainSearch:
         power = low.log_power + fraction * (high.log_power - low.log_power)
         return self._approach(low.t, low.log_power, high.t, high.log_power, power)
 
-    def _slope(self, point: SearchPoint) -> tuple[float, bool]:
-        """Of log λ by the log_power: from the nearest other measurement, or 1; and whether it is known."""
-        if not (others := [p for p in self.points if math.isfinite(p.distance) and p.t != point.t]):
-            return 1.0, False
-        other = min(others, key=lambda p: abs(p.log_power - point.log_power))
-        if other.log_power == point.log_power:
-            return 0.0, True  # biases alone make the output
-        return (point.distance - other.distance) / (point.log_power - other.log_power), True
+    def _slope(self, point: SearchPoint) -> float | None:
+        """Of log λ by the log_power, from the nearest other measurement; None without another."""
+        finite = [p for p in self.points if math.isfinite(p.distance) and p.t != point.t]
+        if not finite:
+            return None
+        nearest = min(finite, key=lambda p: abs(p.log_power - point.log_power))
+        if nearest.log_power == point.log_power:
+            return 0.0  # biases alone make the output
+        return (point.distance - nearest.distance) / (point.log_power - nearest.log_power)
 
     def _allowed(self, t: float) -> bool:
         if t < self._forbidden and not self.is_admissible(t):
             self._forbidden = t
         return t < self._forbidden
 
-    def _retreat(self, t: float) -> float | Found:
+    def _retreat(self, t: float) -> float | GainRoot:
         smaller = _first_admissible(self._allowed, t)
-        return Found(0.0, _NEVER_FINITE) if smaller is None else max(smaller, self.lowest)
+        return GainRoot(0.0, _NEVER_FINITE) if smaller is None else max(smaller, self.lowest)
 
     def _find(self, origin: SearchPoint, power: float) -> float:
         """The t of about that log_power, or the last admissible one on the way to it."""
-        up = power > origin.log_power
+        direction = 1 if power > origin.log_power else -1
         far = math.inf
         near = origin.t
         near_power = origin.log_power
-        step = _FIRST_STEP
-        for _ in range(2 * _MOST_STEPS):
-            t = (near + far) / 2 if far < math.inf else near + (step if up else -step)
-            if abs(t - origin.t) > _FARTHEST or far - near < 1e-4:
+        step = GAIN_STEPS.first
+        for _ in range(2 * GAIN_STEPS.most):
+            t = (near + far) / 2 if far < math.inf else near + direction * step
+            if abs(t - origin.t) > GAIN_STEPS.farthest or far - near < 1e-4:
                 break
-            if up and not self._allowed(t):  # flatter is always allowed
+            if direction > 0 and not self._allowed(t):  # flatter is always allowed
                 far = self._forbidden
                 continue
             log_power = self.log_power(t)
-            if (log_power - power) * (1 if up else -1) >= 0:
+            if (log_power - power) * direction >= 0:
                 return self._approach(near, near_power, t, log_power, power)
             change = log_power - near_power
-            rate = (log_power - near_power) / (t - near)
+            rate = change / (t - near)
             near = t
             near_power = log_power
-            if far < math.inf and change < _CLOSE:
+            if far < math.inf and change < GAIN_STEPS.close:
                 break
-            step = min(max(abs(power - log_power) / rate if rate > 0 else 2 * step, 0.01), 4 * step)
+            length = abs(power - log_power) / rate if rate > 0 else 2 * step
+            step = min(max(length, 0.01), 4 * step)
         return near
 
     def _approach(
@@ -192,12 +225,9 @@ class GainSearch:
         t = high if abs(high_power - power) < abs(low_power - power) else low
         first = low_power - power
         last = high_power - power
-        for _ in range(_MOST_STEPS):
-            if (
-                min(abs(first), abs(last)) <= 0
-                or first * last > 0
-                or not math.isfinite(first - last)
-            ):
+        for _ in range(GAIN_STEPS.most):
+            enclosed = first != 0 != last and first * last <= 0
+            if not enclosed or not math.isfinite(first - last):
                 break
             t = low + (high - low) * min(max(first / (first - last), 0.02), 0.98)
             here = self.log_power(t) - power
@@ -215,8 +245,8 @@ class GainSearch:
 
 
 def _first_admissible(is_admissible: Callable[[float], bool], t: float) -> float | None:
-    step = _FIRST_STEP
-    for _ in range(_MOST_STEPS):
+    step = GAIN_STEPS.first
+    for _ in range(GAIN_STEPS.most):
         t -= step
         step *= 2
         if is_admissible(t):
@@ -224,13 +254,7 @@ def _first_admissible(is_admissible: Callable[[float], bool], t: float) -> float
     return None
 
 
-# --- One scale for every layer
-# ----------------------------------------------------------------------------
-
-_LONGEST_SCALE_STEP = math.log(20.0)
-_SINGULAR = 1e-2
-_HALVINGS = 10
-_SHORTEST_STEP = 1e-3
+# --- One scale for every layer ---
 
 _CAPPED = "sharper weights would saturate; max_sharpening= limits the initial loss"
 
@@ -256,7 +280,7 @@ class Solved:
 
 @dataclass
 class CoupledSolve:
-    """`measure(x)` gives log(λ_k/target) at log scales x and is expensive; `is_admissible(x)` is cheap."""
+    """Finds the log scales at which `measure`, log(λ_k/target), is 0; `is_admissible` is cheap."""
 
     measure: Callable[[Vector], Vector]
     is_admissible: Callable[[Vector], bool]
@@ -270,37 +294,37 @@ class CoupledSolve:
         """The best point met by damped quasi-Newton steps from `origin` (zeros)."""
         count = len(self.powers)
         jacobian = 2 * np.outer(np.ones(count), self.powers) - 2 * np.eye(count)
-        at = np.zeros(count) if origin is None else origin
-        best = Solved(at, self._measured(at))
-        longest = _LONGEST_SCALE_STEP
+        start = np.zeros(count) if origin is None else origin
+        best = Solved(start, self._measured(start))
+        longest = COUPLED_STEPS.longest
         while best.worst > self.tolerance:
             if len(self.visited) >= self.max_measurements:
                 return replace(best, reason=f"{self.max_measurements} measurements were not enough")
             # Least squares: a layer whose norm no scale changes must not drag the others along.
-            step = np.linalg.lstsq(jacobian, -best.distances, rcond=_SINGULAR / max(count, 1))[0]
+            cutoff = COUPLED_STEPS.singular / max(count, 1)
+            step = np.linalg.lstsq(jacobian, -best.distances, rcond=cutoff)[0]
             step = step.astype(np.float64) * (longest / max(longest, float(np.abs(step).max())))
             step = self._admissible_step(best.scales, step)
-            if np.abs(step).max() < _SHORTEST_STEP:
-                unmoved = (
-                    "no scale of the weights brings "
-                    f"{int((np.abs(best.distances) > self.tolerance).sum())} of {count} norms nearer to "
-                    "the target"
+            if np.abs(step).max() < COUPLED_STEPS.shortest:
+                missed = int((np.abs(best.distances) > self.tolerance).sum())
+                stuck = (
+                    f"no scale of the weights brings {missed} of {count} norms nearer to the target"
                 )
-                return replace(best, reason=_CAPPED if self.capped else unmoved)
+                return replace(best, reason=_CAPPED if self.capped else stuck)
             trial = Solved(best.scales + step, self._measured(best.scales + step))
             if not np.isfinite(trial.distances).all():
                 longest = float(np.abs(step).max()) / 4
                 continue
             # First what all layers have in common, then the rest by Broyden's rule.
-            missed = trial.distances - best.distances - jacobian @ step
+            error = trial.distances - best.distances - jacobian @ step
             total = float(step.sum())
             if abs(total) > 0.1 * float(np.abs(step).sum()):
-                jacobian = jacobian + missed.mean() / total
-                missed = missed - missed.mean()
-            jacobian = jacobian + np.outer(missed, step) / float(step @ step)
+                jacobian = jacobian + error.mean() / total
+                error = error - error.mean()
+            jacobian = jacobian + np.outer(error, step) / float(step @ step)
             if trial.is_better_than(best):
                 best = trial
-                longest = min(2 * longest, _LONGEST_SCALE_STEP)
+                longest = min(2 * longest, COUPLED_STEPS.longest)
             else:
                 longest = float(np.abs(step).max()) / 2
         return best
@@ -315,9 +339,12 @@ class CoupledSolve:
             return step
         low = 0.0
         high = 1.0
-        for _ in range(_HALVINGS):
+        for _ in range(COUPLED_STEPS.halvings):
             middle = (low + high) / 2
-            low, high = (middle, high) if self.is_admissible(at + middle * step) else (low, middle)
+            if self.is_admissible(at + middle * step):
+                low = middle
+            else:
+                high = middle
             if low and high - low < 0.02:
                 break
         return low * step
@@ -334,9 +361,10 @@ class Outcome:
 
 @dataclass
 class LossCap:
-    """So many times as far above the lowest loss as a zero output, or the smallest loss met if that is less.
+    """The largest loss allowed: `factor` times as far above the lowest as that of a zero output.
 
-    `unit` is that of `ScaledModel.loss_unit`; without a lowest loss there is no cap.
+    The smallest loss met takes the place of the zero output's if it is less. `unit` is that of
+    `ScaledModel.loss_unit`; without a lowest loss there is no cap.
     """
 
     factor: float
@@ -348,17 +376,21 @@ class LossCap:
         return self._least + (self.factor - 1) * self.unit
 
     def admits(self, output: OutputStatistics) -> bool:
-        met = [output.loss, output.zero_loss] if output.is_finite else [output.zero_loss]
-        self._least = min([self._least, *filter(math.isfinite, met)])
+        losses = [output.loss, output.zero_loss] if output.is_finite else [output.zero_loss]
+        self._least = min([self._least, *filter(math.isfinite, losses)])
         return output.is_finite and output.loss <= self.value
 
 
 def solve_network(
-    model: ScaledModel, path: ScalingPath, target: float, config: Config, lowest: float
+    model: ScaledModel,
+    path: ScalingPath,
+    target: float,
+    request: FitRequest,
+    lowest: float = -math.inf,
 ) -> Outcome:
-    """Follow a path of scales, not below the number `lowest`, until the network's norm meets the target."""
-    rows: list[Measurement] = []
-    cap = LossCap(config.max_sharpening, model.loss_unit())
+    """Follow a path from t = 0, not below `lowest`, until the network's norm meets the target."""
+    measurements: list[Measurement] = []
+    cap = LossCap(request.fit.max_sharpening, model.loss_unit())
 
     def output(t: float) -> OutputStatistics:
         model.scale_(path.logs(t))
@@ -367,7 +399,7 @@ def solve_network(
     def measure(t: float) -> float:
         loss = output(t).loss
         norm = model.network_norm()
-        rows.append(Measurement(t=t, norm=norm, loss=loss))
+        measurements.append(Measurement(t=t, norm=norm, loss=loss))
         return log_ratio(norm, target)
 
     def log_power(t: float) -> float:
@@ -376,26 +408,30 @@ def solve_network(
         size = output(t).size
         return 2 * math.log(size) if size > 0 else -math.inf
 
-    tolerance = config.search_tolerance
-    most = config.max_measurements
-    found = GainSearch(
-        measure, lambda t: cap.admits(output(t)), log_power, tolerance, most, lowest
-    ).run()
-    model.scale_(path.logs(found.t))
-    reason = found.reason
+    gain_search = GainSearch(
+        measure,
+        lambda t: cap.admits(output(t)),
+        log_power,
+        request.search_tolerance,
+        request.max_measurements,
+        lowest,
+    )
+    root = gain_search.run()
+    model.scale_(path.logs(root.t))
+    reason = root.reason
     if reason == _SATURATES:
-        reason += f": the initial loss would exceed {cap.value:.3g}, {cap.factor:g}× the loss of a zero output"
-    return Outcome(tuple(rows), reason)
+        times = f"{cap.factor:g}× the loss of a zero output"
+        reason += f": the initial loss would exceed {cap.value:.3g}, {times}"
+    return Outcome(tuple(measurements), reason)
 
 
 def solve_layers(
-    model: ScaledModel, names: Sequence[str], target: float, config: Config
+    model: ScaledModel, names: Sequence[str], target: float, request: FitRequest
 ) -> Outcome:
     """Scale each weight so that every layer's norm meets the target."""
-    rows: list[Measurement] = []
-    cap = LossCap(
-        1.5 * config.max_sharpening, model.loss_unit()
-    )  # every scale on its own, half as much again as one gain
+    measurements: list[Measurement] = []
+    # Every scale on its own may raise the loss half as much again as one gain.
+    cap = LossCap(1.5 * request.fit.max_sharpening, model.loss_unit())
 
     def output(logs: Vector) -> OutputStatistics:
         model.scale_(dict(zip(names, logs.tolist(), strict=True)))
@@ -409,7 +445,7 @@ def solve_layers(
         norms = model.layer_norms()
         distances = np.array([log_ratio(norms[name], target) for name in names])
         name = names[int(np.nanargmax(np.abs(distances)))]
-        rows.append(Measurement(t=None, norm=norms[name], loss=loss, layer=name))
+        measurements.append(Measurement(t=None, norm=norms[name], loss=loss, layer=name))
         return distances
 
     def gain_is_admissible(t: float) -> bool:
@@ -421,25 +457,28 @@ def solve_layers(
         return Outcome((), _NEVER_FINITE)
     norms = model.layer_norms()
     flat = [name for name in names if not norms.get(name, 0.0) > 0]
-    if not (names := [name for name in names if name not in flat]):
+    names = [name for name in names if name not in flat]
+    if not names:
         model.scale_({})
         return Outcome((), _DEAD, tuple(flat))
-    at = np.full(len(names), t)
+    start = np.full(len(names), t)
     # With which power of each weight the output grows, by one forward each.
-    base = output(at).size
+    size = output(start).size
     powers = np.ones(len(names))
-    for index, moved in enumerate(at + _FIRST_STEP * np.eye(len(names))):
-        size = output(moved).size
-        if 0 < base < math.inf and 0 < size < math.inf:
-            powers[index] = math.log(size / base) / _FIRST_STEP
+    for index, scales in enumerate(start + GAIN_STEPS.first * np.eye(len(names))):
+        grown = output(scales).size
+        if 0 < size < math.inf and 0 < grown < math.inf:
+            powers[index] = math.log(grown / size) / GAIN_STEPS.first
     solve = CoupledSolve(
-        measure, is_admissible, powers, config.search_tolerance, config.max_measurements
+        measure, is_admissible, powers, request.search_tolerance, request.max_measurements
     )
-    solved = solve.run(at)
+    solved = solve.run(start)
     output(solved.scales)
-    return Outcome(tuple(rows), solved.reason, tuple(flat))
+    return Outcome(tuple(measurements), solved.reason, tuple(flat))
 
 
 def log_ratio(norm: float, target: float) -> float:
     """log(norm/target); -inf for a norm of 0, inf for one that is not finite."""
-    return math.log(norm / target) if 0 < norm < math.inf else -math.inf if norm == 0 else math.inf
+    if norm == 0:
+        return -math.inf
+    return math.log(norm / target) if 0 < norm < math.inf else math.inf

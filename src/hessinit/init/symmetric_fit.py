@@ -1,4 +1,4 @@
-"""Fit the curvature along symmetries: blocks of weights get as sharp as a rate allows; the function stays.
+"""Fit the curvature along symmetries: weights get as sharp as a rate allows; the function stays.
 
 A symmetry that multiplies a block of weights by f divides its curvature by f², and by f in the norm
 that Adam sees. So the norms at the drawn weights tell every factor, and a second look confirms
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature import operators
-from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.preconditioner import (
@@ -27,122 +26,25 @@ from hessinit.curvature.preconditioner import (
     gradient_moments,
     spectral_norm,
 )
-from hessinit.init.scales import ProblemFactory, finite_or_inf, network_estimator
-from hessinit.init.symmetries import Exponents, Symmetries, find_symmetries, output_change
-from hessinit.problem.functional import FunctionalProblem
+from hessinit.init.scales import ProblemFactory, finite_or_inf, lanczos_settings, network_estimator
+from hessinit.init.symmetries import SYMMETRY_TOLERANCE, Blocks, SymmetryBlock, output_change
 from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import Symmetry
 
-UNMOVED = 1e-2  # the largest relative change of the output (rms) up to which it counts as unmoved
-_LARGEST_LOG = math.log(1e3)
-_ATTEMPTS = 7
-_MOST_LOOKS = 3
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """Weights whose joint curvature one factor sets, and the exponents that keep the function as it is.
-
-    It is kept only nearly, not `exact`, where GELU or its like stands between.
-    """
-
-    weights: tuple[str, ...]
-    exponents: Exponents
-    exact: bool = True
-
-    @property
-    def power(self) -> float:
-        """The exponent of the weights: their curvature falls with twice this power of the factor."""
-        return min(self.exponents[name] for name in self.weights)
+NormOf = Callable[[Sequence[str]], float]
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """First the scale-free weights, then those that gains of normalizations set; and the rest."""
+class SymmetrySteps:
+    """How far and how often blocks are scaled (benchmarks/initialize_cost.py counts the looks)."""
 
-    scalable: tuple[Block, ...]
-    rest: tuple[str, ...]
-
-    @property
-    def free(self) -> Block:
-        return self.scalable[0]
+    largest_log: float = math.log(1e3)
+    most_looks: int = 3
+    # Bisections of a factor that moves the output, by the eps of a normalization.
+    bisections: int = 7
 
 
-def find_blocks(factory: ProblemFactory, allowed: Sequence[str]) -> Blocks | None:
-    """The blocks among the `allowed` weights; None where no weight is scale-free.
-
-    Every symmetry that is used was confirmed by forwards: the output moves by less than 1 %.
-    """
-    problem = factory.problem()
-    parameters = dict(problem.model.named_parameters())
-    weights = [name for name in problem.leaves if parameters[name].ndim > 1]
-    modules = {name.rpartition(".")[0] for name in allowed}
-
-    def is_fixed(name: str) -> bool:
-        module, _, own = name.rpartition(".")
-        if parameters[name].ndim > 1 or not parameters[name].requires_grad:
-            return name not in allowed
-        # With `layers`, nothing else is written but the biases beside them.
-        return factory.options["layers"] is not None and not (module in modules and "bias" in own)
-
-    fixed = [*filter(is_fixed, parameters)]
-    with problem.settings():
-        exact = find_symmetries(problem, fixed)
-        if exact.scale_free(weights):  # a weight that the output does not see is not meant
-            fixed += _unused(problem)
-            exact = find_symmetries(problem, fixed)
-        if (free := _confirm_free(problem, exact, weights)) is None:
-            return None
-        nearly = find_symmetries(problem, fixed, nearly=True)
-        scalable = [free]
-        rest = [name for name in weights if name not in free.weights]
-        for symmetries in (exact, nearly):
-            for exponents in symmetries.against_gains(weights, free.weights):
-                block = _confirmed(problem, exponents, rest, or_nearly=symmetries is nearly)
-                if block is not None:
-                    scalable.append(block)
-                    rest = [name for name in rest if name not in block.weights]
-        return Blocks(tuple(scalable), tuple(rest))
-
-
-def _unused(problem: FunctionalProblem) -> list[str]:
-    with torch.enable_grad():
-        total = problem.output(problem.batches[0]).sum()
-    leaves = [*problem.leaves.values()]
-    found: tuple[Tensor | None, ...] = torch.autograd.grad(total, leaves, allow_unused=True)
-    return [name for name, gradient in zip(problem.leaves, found, strict=True) if gradient is None]
-
-
-def _confirm_free(
-    problem: FunctionalProblem, symmetries: Symmetries, weights: Sequence[str]
-) -> Block | None:
-    """All scale-free weights; without those that fail alone, as at a large eps, where all together do."""
-    whole = _confirmed(problem, symmetries.scale_free(weights), weights)
-    if whole is not None or not symmetries.divides:
-        return whole
-    groups = symmetries.groups(weights, symmetries.gains)
-    alone = (
-        _confirmed(problem, symmetries.scale_free(weights, group), weights) for group in groups
-    )
-    firm = [name for block in alone if block is not None for name in block.weights]
-    return _confirmed(problem, symmetries.scale_free(weights, firm), weights)
-
-
-def _confirmed(
-    problem: FunctionalProblem,
-    exponents: Exponents | None,
-    weights: Sequence[str],
-    or_nearly: bool = False,
-) -> Block | None:
-    """A block whose symmetry leaves the output where it is, at half and at twice the weights."""
-    chosen = tuple(name for name in weights if exponents and exponents.get(name, 0.0) > 0)
-    if not exponents or not chosen:
-        return None
-    half, twice = (
-        {name: sign * math.log(2) * one for name, one in exponents.items()} for sign in (-1, 1)
-    )
-    exact = output_change(problem, half, twice) <= UNMOVED
-    return Block(chosen, exponents, exact) if exact or or_nearly else None
+SYMMETRY_STEPS = SymmetrySteps()
 
 
 class SymmetricFit(NamedTuple):
@@ -158,187 +60,189 @@ class SymmetricFit(NamedTuple):
 
 
 class SymmetryScaler:
-    """Multiplies the present weights by the factors of symmetries, and measures the blocks there."""
+    """Multiplies the present weights by factors of symmetries, and measures the blocks."""
 
     def __init__(
         self, factory: ProblemFactory, blocks: Blocks, adam: AdamRule | None, tolerance: float
     ) -> None:
         self._factory = factory
         self._blocks = blocks
+        self._free = blocks.free
         self._adam = adam
         self._tolerance = tolerance
-        self._law = 2.0 if adam is None else 1.0
-        moved = {name for block in blocks.scalable for name in block.exponents}
-        self._parameters = {
-            name: one for name, one in factory.model.named_parameters() if name in moved
-        }
+        self._law = 2.0 if adam is None else 1.0  # the norm falls with this power of the factor
+        scaled = {name for block in blocks.scalable for name in block.exponents}
+        parameters = factory.model.named_parameters()
+        self._parameters = {name: weight for name, weight in parameters if name in scaled}
+        self._norms: dict[SymmetryBlock, float] = {}
+        self._remaining_norm = 0.0
+        self._logs: dict[SymmetryBlock, float] = {}  # of the factors so far
 
-    def fit_(self, target: float | None) -> SymmetricFit:
+    def fit_blocks_(self, target: float | None) -> SymmetricFit:
         """Bring the scale-free block to the `target`, and the others to at most that.
 
         A `target` of None takes the sharpest weights as they are, for lr="auto". Costs two norms of
         the scale-free weights, one of all others, and where that is too large two of each.
         """
-        free = self._blocks.free
-        found, rest = self._measure(target)
-        target = max(rest, *found.values()) if target is None else target
-        before = dict(found)
-        logs = dict.fromkeys(found, 0.0)
-        for _ in range(_MOST_LOOKS):  # what changes the function comes first
-            changes = {
-                one: self._log(one, norm / target) for one, norm in found.items() if not one.exact
-            }
-            changes = {
-                block: log for block, log in changes.items() if log > math.log1p(self._tolerance)
-            }
-            if not changes:
-                break
-            self._multiply_(self._logs_of_parameters(changes))
-            found, rest = self._measure(target, every_block=True)
-            logs |= {block: logs.get(block, 0.0) + log for block, log in changes.items()}
-        changes = {
-            block: self._log(block, norm / target) for block, norm in found.items() if block.exact
-        }
-        change = 0.0
-        bounded = False
-        for _ in range(_MOST_LOOKS):
-            before_scaling = found[free]
-            changes, moved, bounded = self._scale_unmoved_(changes)
-            change += moved
-            logs |= {block: logs.get(block, 0.0) + log for block, log in changes.items()}
-            with self._curvature() as norm_of:
-                found |= {block: norm_of(block.weights) for block, log in changes.items() if log}
-            if bounded or abs(found[free] / target - 1) <= self._tolerance:
-                break
-            # Adam's eps, where gradients are tiny, bends the law: go on with the slope that was
-            # found.
-            if changes[free] and 0 < found[free] < math.inf:
-                slope = math.log(before_scaling / found[free]) / (changes[free] * free.power)
-                self._law = min(max(slope, self._law / 2), 2 * self._law)
-            changes = {free: self._log(free, found[free] / target)}
+        self._measure(target)
+        if target is None:
+            target = max(self._remaining_norm, *self._norms.values())
+        before = dict(self._norms)
+        self._logs = dict.fromkeys(self._norms, 0.0)
+        self._scale_inexact_(target)
+        change, bounded = self._scale_exact_(target)
         symmetries = tuple(
             Symmetry(
                 weights=block.weights,
-                scale_free=block is free,
+                scale_free=block is self._free,
                 exact=block.exact,
                 factors={
-                    name: math.exp(log)
-                    for name, log in self._logs_of_parameters({block: log}).items()
+                    name: math.exp(log) for name, log in _logs_of_parameters({block: log}).items()
                 },
                 norm_before=before[block],
-                norm=found[block],
+                norm=self._norms[block],
             )
-            for block, log in logs.items()
-            if log or block is free
+            for block, log in self._logs.items()
+            if log or block is self._free
         )
-        return SymmetricFit(
-            target, symmetries, change, self._why_missed(found, target, rest, bounded)
-        )
+        return SymmetricFit(target, symmetries, change, self._reason_missed(target, bounded))
 
-    def _measure(
-        self, target: float | None, every_block: bool = False
-    ) -> tuple[dict[Block, float], float]:
-        """The norm of the scale-free weights; where others exceed the target, of each block and the rest."""
-        free, *others = self._blocks.scalable
+    def _measure(self, target: float | None, every_block: bool = False) -> None:
+        """Measure the scale-free weights; if others exceed the target, every block and the rest."""
+        remaining = self._blocks.remaining
+        by_gains = self._blocks.scalable[1:]
         with self._curvature() as norm_of:
-            found = {free: norm_of(free.weights)}
-            rest = 0.0
+            self._norms = {self._free: norm_of(self._free.weights)}
+            self._remaining_norm = 0.0
             # No block of a semidefinite matrix is sharper than the matrix.
-            names = [*(name for block in others for name in block.weights), *self._blocks.rest]
+            names = [*(name for block in by_gains for name in block.weights), *remaining]
             if every_block or target is None or norm_of(names) > target:
-                found |= {block: norm_of(block.weights) for block in others}
-                rest = norm_of(self._blocks.rest)
-        return found, rest
+                self._norms |= {block: norm_of(block.weights) for block in by_gains}
+                self._remaining_norm = norm_of(remaining)
 
-    def _log(self, block: Block, excess: float) -> float:
-        """The logarithm of the factor that takes this excess away; only scale-free weights get sharper."""
+    def _scale_inexact_(self, target: float) -> None:
+        """Make the blocks flat enough whose symmetry changes the function: these come first."""
+        for _ in range(SYMMETRY_STEPS.most_looks):
+            logs = {
+                block: self._log(block, norm / target)
+                for block, norm in self._norms.items()
+                if not block.exact
+            }
+            logs = {block: log for block, log in logs.items() if log > math.log1p(self._tolerance)}
+            if not logs:
+                break
+            self._multiply_(logs)
+            self._note(logs)
+            self._measure(target, every_block=True)
+
+    def _scale_exact_(self, target: float) -> tuple[float, bool]:
+        """Scale the other blocks; return the output's change, and if it bounded the factors."""
+        free = self._free
+        total_change = 0.0
+        bounded = False
+        logs = {
+            block: self._log(block, norm / target)
+            for block, norm in self._norms.items()
+            if block.exact
+        }
+        for _ in range(SYMMETRY_STEPS.most_looks):
+            norm_before = self._norms[free]
+            logs, change, bounded = self._scale_unmoved_(logs)
+            total_change += change
+            self._note(logs)
+            with self._curvature() as norm_of:
+                self._norms |= {block: norm_of(block.weights) for block, log in logs.items() if log}
+            norm = self._norms[free]
+            if bounded or abs(norm / target - 1) <= self._tolerance:
+                break
+            # Adam's eps, where gradients are tiny, bends the law: go on with the slope that was
+            # measured.
+            if logs[free] and 0 < norm < math.inf:
+                slope = math.log(norm_before / norm) / (logs[free] * free.power)
+                self._law = min(max(slope, self._law / 2), 2 * self._law)
+            logs = {free: self._log(free, norm / target)}
+        return total_change, bounded
+
+    def _log(self, block: SymmetryBlock, excess: float) -> float:
+        """The log factor that takes this excess away; only scale-free weights get sharper."""
         if not 0 < excess < math.inf:
             return 0.0
         log = math.log(excess) / (self._law * block.power)
-        return min(max(log, -_LARGEST_LOG if block is self._blocks.free else 0.0), _LARGEST_LOG)
+        largest = SYMMETRY_STEPS.largest_log
+        return min(max(log, -largest if block is self._free else 0.0), largest)
 
-    def _scale_unmoved_(self, logs: dict[Block, float]) -> tuple[dict[Block, float], float, bool]:
-        """Scale as far as the output stays; returns the logs, its change, and whether that was not all."""
-        start = self._factory.problem()
-        tried = 1.0
+    def _scale_unmoved_(
+        self, logs: dict[SymmetryBlock, float]
+    ) -> tuple[dict[SymmetryBlock, float], float, bool]:
+        """Scale as far as the output stays; return the logs, its change, and if it bounded them."""
+        start = self._factory.functional()
+        fraction = 1.0
         low = 0.0
         high = 1.0
         best = dict.fromkeys(logs, 0.0)
-        least = 0.0
+        best_change = 0.0
         with start.settings():
-            for _ in range(_ATTEMPTS):
-                part = {block: tried * log for block, log in logs.items()}
-                change = output_change(start, self._logs_of_parameters(part))
-                if change <= UNMOVED:
+            for _ in range(SYMMETRY_STEPS.bisections):
+                part = {block: fraction * log for block, log in logs.items()}
+                change = output_change(start, _logs_of_parameters(part))
+                if change <= SYMMETRY_TOLERANCE.unmoved:
                     best = part
-                    least = change
-                    low = tried
+                    best_change = change
+                    low = fraction
                 else:
-                    high = tried
+                    high = fraction
                 if low == 1.0:
                     break
-                tried = (low + high) / 2
-        self._multiply_(self._logs_of_parameters(best))
-        return best, least, low < 1.0
-
-    @staticmethod
-    def _logs_of_parameters(logs: Mapping[Block, float]) -> dict[str, float]:
-        each: dict[str, float] = {}
-        for block, log in logs.items():
-            for name, power in block.exponents.items():
-                each[name] = each.get(name, 0.0) + log * power
-        return each
+                fraction = (low + high) / 2
+        self._multiply_(best)
+        return best, best_change, low < 1.0
 
     @torch.no_grad()
-    def _multiply_(self, logs: Mapping[str, float]) -> None:
-        for name, log in logs.items():
+    def _multiply_(self, logs: Mapping[SymmetryBlock, float]) -> None:
+        for name, log in _logs_of_parameters(logs).items():
             self._parameters[name].mul_(math.exp(log))
 
-    def _why_missed(
-        self, found: Mapping[Block, float], target: float, rest: float, bounded: bool
-    ) -> str:
-        free = found[self._blocks.free]
-        limit = target * (1 + self._tolerance)
+    def _note(self, logs: Mapping[SymmetryBlock, float]) -> None:
+        self._logs |= {block: self._logs.get(block, 0.0) + log for block, log in logs.items()}
+
+    def _reason_missed(self, target: float, bounded: bool) -> str:
+        free = self._norms[self._free]
         if not abs(free / target - 1) <= self._tolerance:
-            why = (
-                "a normalization's eps bounds the scale"
-                if bounded
-                else "it does not answer to the scale"
-            )
-            return f"the scale-free weights have ‖H‖ = {free:.3g}, not {target:.3g}: {why}"
-        sharp = {block.weights: norm for block, norm in found.items() if norm > limit}
-        if rest > limit:
-            sharp[self._blocks.rest] = rest
-        told = [
+            reason = "it does not answer to the scale"
+            if bounded:
+                reason = "a normalization's eps bounds the scale"
+            return f"the scale-free weights have ‖H‖ = {free:.3g}, not {target:.3g}: {reason}"
+        norms = {block.weights: norm for block, norm in self._norms.items()}
+        norms[self._blocks.remaining] = self._remaining_norm
+        limit = target * (1 + self._tolerance)
+        sharp = "; ".join(
             f"{', '.join(map(layer_name, names[:2]))} has ‖H‖ = {norm:.3g}"
-            for names, norm in sharp.items()
-        ]
-        return f"{'; '.join(told)}, above {target:.3g}, and no symmetry lowers it" if told else ""
+            for names, norm in norms.items()
+            if norm > limit
+        )
+        return f"{sharp}, above {target:.3g}, and no symmetry lowers it" if sharp else ""
 
     @contextlib.contextmanager
-    def _curvature(self) -> Iterator[Callable[[Sequence[str]], float]]:
-        """The norm that the optimizer sees of some weights together: ‖H‖, or ‖P^-½ H P^-½‖ for Adam.
+    def _curvature(self) -> Iterator[NormOf]:
+        """The norm that the optimizer sees of weights together: ‖H‖, or ‖P^-½ H P^-½‖ for Adam.
 
         Several fits of one call draw the same weights: what was measured there is not measured
         again.
         """
-        known = self._factory.norms
         digest = self._factory.digest()
         with contextlib.ExitStack() as stack:
-            measuring = functools.cache(lambda: self._measuring(stack))
+            engine = functools.cache(lambda: self._measuring(stack))
 
-            def norm(weights: Sequence[str]) -> float:
-                key = (digest, self._adam, *weights)
-                if weights and key not in known:
-                    known[key] = measuring()(weights)
-                return known[key] if weights else 0.0
+            def norm_of(weights: Sequence[str]) -> float:
+                key = ("norm", digest, self._adam, *weights)
+                return self._factory.once(key, lambda: engine()(weights)) if weights else 0.0
 
-            yield norm
+            yield norm_of
 
-    def _measuring(self, stack: contextlib.ExitStack) -> Callable[[Sequence[str]], float]:
-        problem = self._factory.problem(measured=True)
+    def _measuring(self, stack: contextlib.ExitStack) -> NormOf:
+        problem = self._factory.functional(measured=True)
         curvature = self._factory.curvature
-        settings = LanczosSettings(self._tolerance / 5, 200, problem.seed)
+        settings = lanczos_settings(problem, self._tolerance / 5)
         scales: dict[str, Tensor] = {}
         stack.enter_context(problem.settings())
         evaluations = evaluate(problem)
@@ -349,7 +253,7 @@ class SymmetryScaler:
             pieces = operators.split(scale, [leaf.shape for leaf in problem.leaves.values()])
             scales = dict(zip(problem.leaves, pieces, strict=True))
 
-        def norm(weights: Sequence[str]) -> float:
+        def norm_of(weights: Sequence[str]) -> float:
             if not scales:
                 return finite_or_inf(engine.extremes(weights).norm.value)
             scale = operators.join([scales[name] for name in weights])
@@ -357,4 +261,12 @@ class SymmetryScaler:
             semidefinite = curvature == "gauss-newton"
             return finite_or_inf(spectral_norm(operator, settings, semidefinite=semidefinite).value)
 
-        return norm
+        return norm_of
+
+
+def _logs_of_parameters(logs: Mapping[SymmetryBlock, float]) -> dict[str, float]:
+    by_name: dict[str, float] = {}
+    for block, log in logs.items():
+        for name, power in block.exponents.items():
+            by_name[name] = by_name.get(name, 0.0) + log * power
+    return by_name

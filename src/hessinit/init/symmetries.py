@@ -1,4 +1,4 @@
-"""Scaling symmetries: which parameters can be multiplied without changing what the network computes.
+"""Scaling symmetries: factors for the parameters that do not change what the network computes.
 
 Multiply every parameter p by c^x(p). Each tensor of the forward is then multiplied by c^d, and its
 degree d is a linear function of the exponents x: a product adds the degrees of its factors, a ReLU
@@ -9,13 +9,14 @@ null space of these equations.
 It holds weights that a normalization follows (van Laarhoven 2017, arXiv 1706.05350), everything
 that writes into the residual stream of a pre-norm network, neighbours in a chain of ReLU layers,
 the values against the output projection of an attention, and the gains of a normalization against
-the weight that reads them.
+the weight that reads them. What is used of it, forwards have confirmed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,25 @@ Exponents = dict[str, float]
 Arguments = Mapping[str, Any]
 Names = tuple[str, ...]
 
-# A constant up to this part of the tensor that it is added to is the eps of a normalization.
-_EPS = 1e-2
+
+@dataclass(frozen=True)
+class SymmetryTolerance:
+    """What counts as zero, as small and as unmoved."""
+
+    # A constant up to this part of the tensor that it is added to is the eps of a normalization.
+    eps: float = 1e-2
+    # The largest relative change of the output (rms) up to which it counts as unmoved.
+    unmoved: float = 1e-2
+    # Of the linear equations: relative singular values, and exponents.
+    singular: float = 1e-9
+    exponent: float = 1e-6
+
+
+SYMMETRY_TOLERANCE = SymmetryTolerance()
 
 
 class Symmetries:
-    """The null space of one network; `gains` are the vectors that multiply, as those of normalizations.
+    """The null space of one network; `gains` are vectors that multiply, as in normalizations.
 
     `divides` says whether a tensor is divided by another, as in a normalization; else no weight is
     free.
@@ -60,42 +74,42 @@ class Symmetries:
         for number, row in enumerate(sorted(rows)):
             for name, coefficient in row:
                 matrix[number, self._row[name]] = coefficient
+        zero = SYMMETRY_TOLERANCE.singular
         _, values, right = np.linalg.svd(matrix)
-        space = right[int((values > 1e-9).sum()) :].T
-        self._space = np.where(np.abs(space) < 1e-9, 0.0, space)
+        space = right[int((values > zero).sum()) :].T
+        self._space = np.where(np.abs(space) < zero, 0.0, space)
 
-    def solve(self, wanted: Mapping[str, float]) -> Exponents | None:
+    def solve(self, fixed: Mapping[str, float]) -> Exponents | None:
         """The smallest exponents with these values; None where no symmetry has them."""
-        rows = self._space[[self._row[name] for name in wanted]]
-        values = np.array(list(wanted.values()))
-        combination = np.linalg.lstsq(rows, values, rcond=1e-9)[0]
-        if not np.allclose(rows @ combination, values, atol=1e-6):
+        rows = self._space[[self._row[name] for name in fixed]]
+        values = np.array(list(fixed.values()))
+        combination = np.linalg.lstsq(rows, values, rcond=SYMMETRY_TOLERANCE.singular)[0]
+        if not np.allclose(rows @ combination, values, atol=SYMMETRY_TOLERANCE.exponent):
             return None
-        found = self._space @ combination
-        return {
-            name: float(found[row]) for name, row in self._row.items() if abs(found[row]) > 1e-6
-        }
+        exponents = zip(self._row, (self._space @ combination).tolist(), strict=True)
+        zero = SYMMETRY_TOLERANCE.exponent
+        return {name: exponent for name, exponent in exponents if abs(exponent) > zero}
 
     def groups(self, names: Sequence[str], fixed: Iterable[str]) -> list[Names]:
-        """Groups of `names`, in this order, that one factor can scale while all others and `fixed` ones stay.
+        """Groups of `names`, in order, that one factor scales while all others and `fixed` stay.
 
         With all gains fixed, a weight that a normalization follows is a group of its own; all
         weights that write into the same residual stream are one group.
         """
-        found: list[Names] = []
+        groups: list[Names] = []
         for apart in (False, True):
             for name in names:
-                taken = {one for group in found for one in group}
-                if name not in taken:
-                    still = dict.fromkeys([*fixed, *(taken if apart else ())], 0.0)
+                grouped = {member for group in groups for member in group}
+                if name not in grouped:
+                    still = dict.fromkeys([*fixed, *(grouped if apart else ())], 0.0)
                     group = self._group_of(name, names, still, apart)
-                    found += [group] if group else []
-        return found
+                    groups += [group] if group else []
+        return groups
 
     def scale_free(
         self, weights: Sequence[str], among: Collection[str] | None = None
     ) -> Exponents | None:
-        """Scale all of `weights` (`among` these) whose size the output does not show; None without any."""
+        """Scale all of `weights` (`among` these) whose size the output does not show."""
         if not self.divides:
             return None
         groups = self.groups(weights, self.gains)
@@ -104,32 +118,37 @@ class Symmetries:
         return self.solve(still | dict.fromkeys(free, 1.0)) if free else None
 
     def against_gains(self, weights: Sequence[str], free: Collection[str]) -> list[Exponents]:
-        """Enlarge weights by smaller gains of the normalizations that they read; `free` weights stay."""
-        found = []
+        """Enlarge weights by smaller gains of normalizations before them; `free` weights stay."""
+        solutions = []
         for group in self.groups(self.gains, free):
             still = dict.fromkeys([*free, *(name for name in self.gains if name not in group)], 0.0)
             exponents = self.solve(still | dict.fromkeys(group, -1.0)) or {}
             moved = [exponents[name] for name in weights if name in exponents]
-            found += [exponents] if moved and min(moved) > 0 else []
-        return found
+            solutions += [exponents] if moved and min(moved) > 0 else []
+        return solutions
 
     def _group_of(
-        self, name: str, names: Sequence[str], wanted: Exponents, apart: bool
+        self, name: str, names: Sequence[str], still: Exponents, apart: bool
     ) -> Names | None:
-        """With `apart`, a weight that would shrink stays: a bias ties two weights before a normalization."""
-        wanted[name] = 1.0
-        while (exponents := self.solve(wanted)) is not None:
-            shares = {one: exponents.get(one, 0.0) for one in names}
-            if (min(shares.values()) < -1e-6 and not apart) or max(shares.values()) > 1 + 1e-6:
+        """The group of `name` while the exponents `still` are 0.
+
+        With `apart`, a weight that would shrink stays: a bias ties two weights before a
+        normalization.
+        """
+        zero = SYMMETRY_TOLERANCE.exponent
+        fixed = still | {name: 1.0}
+        while (exponents := self.solve(fixed)) is not None:
+            shares = {member: exponents.get(member, 0.0) for member in names}
+            if (min(shares.values()) < -zero and not apart) or max(shares.values()) > 1 + zero:
                 return None
             between = [
-                one for one, share in shares.items() if min(abs(share), abs(share - 1)) > 1e-6
+                member for member, share in shares.items() if min(abs(share), abs(share - 1)) > zero
             ]
             if not between:
-                return tuple(one for one, share in shares.items() if share > 0.5)
+                return tuple(member for member, share in shares.items() if share > 0.5)
             # Two weights in a row share a factor; the second one, which writes into the stream,
             # takes it all.
-            wanted[between[0]] = 0.0
+            fixed[between[0]] = 0.0
         return None
 
 
@@ -142,12 +161,12 @@ def find_symmetries(
     forward of the first batch; call it within the problem's settings.
     """
     weights = {**problem.leaves, **problem.constants}
-    with _Degrees(weights, _RULES | _NEARLY_LINEAR if nearly else _RULES) as mode:
+    rules = _DEGREE_RULES | _NEARLY_LINEAR if nearly else _DEGREE_RULES
+    with _Degrees(weights, rules) as mode:
         output = problem.output(problem.batches[0], weights=weights)
     mode.require_zero(mode.of(output))
-    return Symmetries(
-        weights, [*mode.equations, *({name: 1.0} for name in fixed)], mode.gains, mode.divides
-    )
+    equations = [*mode.equations, *({name: 1.0} for name in fixed)]
+    return Symmetries(weights, equations, mode.gains, mode.divides)
 
 
 def output_change(problem: FunctionalProblem, *logs: Mapping[str, float]) -> float:
@@ -160,14 +179,126 @@ def output_change(problem: FunctionalProblem, *logs: Mapping[str, float]) -> flo
     with torch.no_grad():
         output = problem.output(batch, weights=weights)
         largest = 0.0
-        for each in logs:
-            scaled = {name: one * math.exp(each.get(name, 0.0)) for name, one in weights.items()}
+        for log in logs:
+            factors = {name: math.exp(log.get(name, 0.0)) for name in weights}
+            scaled = {name: weight * factors[name] for name, weight in weights.items()}
             change = float((problem.output(batch, weights=scaled) - output).norm() / output.norm())
             largest = max(largest, change if math.isfinite(change) else math.inf)
     return largest
 
 
-def _sum(first: Degree, second: Degree, factor: float = 1.0) -> Degree:
+@dataclass(frozen=True, eq=False)
+class SymmetryBlock:
+    """Weights whose joint curvature one factor sets, and exponents that keep the function as it is.
+
+    It is kept only nearly, not `exact`, where GELU or its like stands between.
+    """
+
+    weights: Names
+    exponents: Exponents
+    exact: bool = True
+
+    @property
+    def power(self) -> float:
+        """The curvature of the weights falls with twice this power of the factor."""
+        return min(self.exponents[name] for name in self.weights)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """First the scale-free weights, then those that gains of normalizations set; and all others."""
+
+    scalable: tuple[SymmetryBlock, ...]
+    remaining: Names
+
+    @property
+    def free(self) -> SymmetryBlock:
+        return self.scalable[0]
+
+
+def find_blocks(
+    problem: FunctionalProblem, allowed: Sequence[str], biases_only: bool = False
+) -> Blocks | None:
+    """The blocks among the `allowed` weights; None where no weight is scale-free.
+
+    With `biases_only`, of the other parameters only the biases beside these weights are scaled.
+    Every symmetry that is used was confirmed by forwards: the output moves by less than 1 %.
+    """
+    parameters = dict(problem.model.named_parameters())
+    weights = [name for name in problem.leaves if parameters[name].ndim > 1]
+    modules = {name.rpartition(".")[0] for name in allowed}
+
+    def is_fixed(name: str) -> bool:
+        module, _, attribute = name.rpartition(".")
+        if parameters[name].ndim > 1 or not parameters[name].requires_grad:
+            return name not in allowed
+        return biases_only and not (module in modules and "bias" in attribute)
+
+    fixed = [*filter(is_fixed, parameters)]
+    with problem.settings():
+        exact = find_symmetries(problem, fixed)
+        if exact.scale_free(weights):  # a weight that the output does not see is not meant
+            fixed += _unused_leaves(problem)
+            exact = find_symmetries(problem, fixed)
+        free = _confirm_scale_free(problem, exact, weights)
+        if free is None:
+            return None
+        nearly = find_symmetries(problem, fixed, nearly=True)
+        scalable = [free]
+        remaining = [name for name in weights if name not in free.weights]
+        for symmetries in (exact, nearly):
+            for exponents in symmetries.against_gains(weights, free.weights):
+                block = _confirmed_block(
+                    problem, exponents, remaining, or_nearly=symmetries is nearly
+                )
+                if block is not None:
+                    scalable.append(block)
+                    remaining = [name for name in remaining if name not in block.weights]
+        return Blocks(tuple(scalable), tuple(remaining))
+
+
+def _unused_leaves(problem: FunctionalProblem) -> list[str]:
+    with torch.enable_grad():
+        total = problem.output(problem.batches[0]).sum()
+    leaves = [*problem.leaves.values()]
+    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(total, leaves, allow_unused=True)
+    pairs = zip(problem.leaves, gradients, strict=True)
+    return [name for name, gradient in pairs if gradient is None]
+
+
+def _confirm_scale_free(
+    problem: FunctionalProblem, symmetries: Symmetries, weights: Sequence[str]
+) -> SymmetryBlock | None:
+    """All scale-free weights; if that fails, without those that fail alone, as at a large eps."""
+    block = _confirmed_block(problem, symmetries.scale_free(weights), weights)
+    if block is not None or not symmetries.divides:
+        return block
+    confirmed: list[str] = []
+    for group in symmetries.groups(weights, symmetries.gains):
+        alone = _confirmed_block(problem, symmetries.scale_free(weights, group), weights)
+        confirmed += [] if alone is None else [*alone.weights]
+    return _confirmed_block(problem, symmetries.scale_free(weights, confirmed), weights)
+
+
+def _confirmed_block(
+    problem: FunctionalProblem,
+    exponents: Exponents | None,
+    weights: Sequence[str],
+    or_nearly: bool = False,
+) -> SymmetryBlock | None:
+    """A block whose symmetry leaves the output where it is, at half and at twice the weights."""
+    if not exponents:
+        return None
+    scaled = tuple(name for name in weights if exponents.get(name, 0.0) > 0)
+    if not scaled:
+        return None
+    half = {name: -math.log(2) * exponent for name, exponent in exponents.items()}
+    twice = {name: math.log(2) * exponent for name, exponent in exponents.items()}
+    exact = output_change(problem, half, twice) <= SYMMETRY_TOLERANCE.unmoved
+    return SymmetryBlock(scaled, exponents, exact) if exact or or_nearly else None
+
+
+def _add_degrees(first: Degree, second: Degree, factor: float = 1.0) -> Degree:
     total = dict(first)
     for name, coefficient in second.items():
         total[name] = total.get(name, 0.0) + factor * coefficient
@@ -181,7 +312,7 @@ class _Degrees(TorchDispatchMode):
     never too large.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], rules: Mapping[str, Rule]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], rules: Mapping[str, DegreeRule]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._rules = rules
         # With the tensor itself, so that no other one gets its id.
@@ -195,6 +326,9 @@ class _Degrees(TorchDispatchMode):
     def of(self, value: Any) -> Degree:
         return self._degrees[id(value)][1] if id(value) in self._degrees else {}
 
+    def note_division(self, divides: bool = True) -> None:
+        self.divides |= divides
+
     def note_gain(self, value: Any) -> None:
         """Note a parameter with one number for each channel, here a factor."""
         if isinstance(value, Tensor) and max(value.shape, default=1) == value.numel():
@@ -206,195 +340,202 @@ class _Degrees(TorchDispatchMode):
 
     def require_equal(self, degrees: Sequence[Degree]) -> Degree:
         for degree in degrees[1:]:
-            self.require_zero(_sum(degree, degrees[0], -1.0))
+            self.require_zero(_add_degrees(degree, degrees[0], -1.0))
         return degrees[0]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        named = kwargs or {}
+        result = func(*args, **named)
         names = [argument.name for argument in func._schema.arguments]
-        given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
-        tensors = [one for one in tree_leaves(given) if isinstance(one, Tensor)]
-        if any(self.of(one) for one in tensors):
+        arguments = dict(zip(names, args, strict=False)) | named
+        tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+        degrees = [self.of(tensor) for tensor in tensors]
+        if any(degrees):
             operation = func._schema.name.removeprefix("aten::")
             rule = self._rules.get(operation) or self._rules.get(operation.rstrip("_"), _needs_zero)
-            degree = rule(self, given, [self.of(one) for one in tensors])
-            for one in tree_leaves(result):
-                if isinstance(one, Tensor):
-                    self._degrees[id(one)] = (one, degree if one.is_floating_point() else {})
+            degree = rule(self, arguments, degrees)
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor):
+                    self._degrees[id(leaf)] = (leaf, degree if leaf.is_floating_point() else {})
         return result
 
 
-Rule = Callable[[_Degrees, Arguments, list[Degree]], Degree]
+DegreeRule = Callable[[_Degrees, Arguments, list[Degree]], Degree]
 
 
-def _needs_zero(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
+def _needs_zero(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
     for degree in degrees:
         mode.require_zero(degree)
     return {}
 
 
-def _keeps(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
+def _keep_degree(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
     return degrees[0]
 
 
-def _is_free(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
+def _degree_zero(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
     """A sign, or a new tensor: the same for every positive factor."""
     return {}
 
 
-def _comparison(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
+def _compare_degrees(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
     """The same for every positive factor between tensors of one degree, or with 0."""
     if len(degrees) > 1:
         mode.require_equal(degrees)
-    elif given["other"] != 0:
-        _needs_zero(mode, given, degrees)
+    elif arguments["other"] != 0:
+        _needs_zero(mode, arguments, degrees)
     return {}
 
 
-def _power(exponent: float) -> Rule:
-    def rule(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-        mode.divides |= exponent < 0
+def _power_rule(exponent: float) -> DegreeRule:
+    def rule(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
+        mode.note_division(exponent < 0)
         return {name: exponent * coefficient for name, coefficient in degrees[0].items()}
 
     return rule
 
 
-def _any_power(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    exponent = given.get("exponent")
-    rule = _power(exponent) if isinstance(exponent, int | float) else _needs_zero
-    return rule(mode, given, degrees)
+def _degree_of_power(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
+    exponent = arguments.get("exponent")
+    rule = _power_rule(exponent) if isinstance(exponent, int | float) else _needs_zero
+    return rule(mode, arguments, degrees)
 
 
-def _product(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
+def _degree_of_product(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
     total: Degree = {}
-    for one in tree_leaves(given):
-        mode.note_gain(one)
-        total = _sum(total, mode.of(one))
+    for factor in tree_leaves(arguments):
+        mode.note_gain(factor)
+        total = _add_degrees(total, mode.of(factor))
     return total
 
 
-def _quotient(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    if given.get("rounding_mode") is not None:
-        return _needs_zero(mode, given, degrees)
-    mode.divides |= bool(mode.of(given["other"]))
-    return _sum(mode.of(given["self"]), mode.of(given["other"]), -1.0)
+def _degree_of_quotient(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
+    if arguments.get("rounding_mode") is not None:
+        return _needs_zero(mode, arguments, degrees)
+    mode.note_division(bool(mode.of(arguments["other"])))
+    return _add_degrees(mode.of(arguments["self"]), mode.of(arguments["other"]), -1.0)
 
 
-def _sum_of_terms(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
+def _degree_of_sum(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
     """Terms of one degree, or a tensor and a number, which may be small enough to be an eps."""
     if len(degrees) > 1:
         return mode.require_equal(degrees)
-    tensor = given["self"]
-    number = given["other"]
-    if isinstance(tensor, Tensor) and abs(number) <= _EPS * float(tensor.detach().abs().mean()):
+    tensor = arguments["self"]
+    if isinstance(tensor, Tensor) and _is_eps(arguments["other"], tensor):
         return degrees[0]
-    return _needs_zero(mode, given, degrees)
+    return _needs_zero(mode, arguments, degrees)
 
 
-def _convolution(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    product = _sum(mode.of(given["input"]), mode.of(given["weight"]))
-    return (
-        product if given["bias"] is None else mode.require_equal([product, mode.of(given["bias"])])
-    )
+def _is_eps(number: float, tensor: Tensor) -> bool:
+    return abs(number) <= SYMMETRY_TOLERANCE.eps * float(tensor.detach().abs().mean())
 
 
-def _normalization(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    """The result has the degree of the gain; fixed statistics, or a large eps, need an input of degree 0."""
-    eps = given.get("eps") or 0.0
-    if given.get("training") is False or eps > _EPS * float(given["input"].detach().var()):
-        mode.require_zero(mode.of(given["input"]))
-    mode.divides = True
-    mode.note_gain(given.get("weight"))
-    gain = mode.of(given.get("weight"))
-    bias = given.get("bias")
+def _degree_if_equal(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
+    return mode.require_equal(degrees)
+
+
+def _degree_of_affine_map(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
+    bias, first, second = degrees
+    return mode.require_equal([_add_degrees(first, second), bias])
+
+
+def _degree_of_choice(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
+    return mode.require_equal([mode.of(arguments["self"]), mode.of(arguments["other"])])
+
+
+def _degree_of_convolution(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
+    product = _add_degrees(mode.of(arguments["input"]), mode.of(arguments["weight"]))
+    bias = arguments["bias"]
+    return product if bias is None else mode.require_equal([product, mode.of(bias)])
+
+
+def _degree_of_normalization(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
+    """The degree of the gain; fixed statistics, or a large eps, need an input of degree 0."""
+    eps = arguments.get("eps") or 0.0
+    values = arguments["input"]
+    fixed = arguments.get("training") is False
+    if fixed or eps > SYMMETRY_TOLERANCE.eps * float(values.detach().var()):
+        mode.require_zero(mode.of(values))
+    mode.note_division()
+    mode.note_gain(arguments.get("weight"))
+    gain = mode.of(arguments.get("weight"))
+    bias = arguments.get("bias")
     return gain if bias is None else mode.require_equal([gain, mode.of(bias)])
 
 
-def _attention(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    mode.require_zero(_sum(mode.of(given["query"]), mode.of(given["key"])))
-    return mode.of(given["value"])
+def _degree_of_attention(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
+    mode.require_zero(_add_degrees(mode.of(arguments["query"]), mode.of(arguments["key"])))
+    return mode.of(arguments["value"])
 
 
-def _filled(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
-    value = float(given["value"])
+def _degree_of_filled(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
+    value = float(arguments["value"])
     scales = value == 0 or np.isinf(value)
-    return mode.of(given["self"]) if scales else _needs_zero(mode, given, degrees)
+    return mode.of(arguments["self"]) if scales else _needs_zero(mode, arguments, degrees)
 
 
-def _clamped(mode: _Degrees, given: Arguments, degrees: list[Degree]) -> Degree:
+def _degree_of_clamped(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
     """At 0, as a ReLU; or at a lower bound that is an eps."""
-    low, high = (given.get(name) for name in ("min", "max"))
-    is_eps = isinstance(low, int | float) and 0 < low <= _EPS * float(
-        given["self"].detach().abs().mean()
-    )
+    low = arguments.get("min")
+    high = arguments.get("max")
+    is_eps = isinstance(low, int | float) and low > 0 and _is_eps(low, arguments["self"])
     scales = high in (None, 0) and (low in (None, 0) or is_eps)
-    return degrees[0] if scales else _needs_zero(mode, given, degrees)
+    return degrees[0] if scales else _needs_zero(mode, arguments, degrees)
 
 
-def _table(*rules: tuple[Rule, str]) -> dict[str, Rule]:
+def _rule_table(*rules: tuple[DegreeRule, str]) -> dict[str, DegreeRule]:
     return {name: rule for rule, names in rules for name in names.split()}
 
 
-_RULES = _table(
+_DEGREE_RULES = _rule_table(
     (
-        _keeps,
-        "view _unsafe_view _reshape_alias t transpose permute expand squeeze unsqueeze slice select",
-    ),
-    (
-        _keeps,
-        "split split_with_sizes unbind clone alias detach _to_copy as_strided index index_select",
-    ),
-    (
-        _keeps,
-        "gather flip roll constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d repeat",
-    ),
-    (
-        _keeps,
-        "relu leaky_relu neg abs mean sum cumsum amax amin tril triu diagonal native_dropout embedding",
-    ),
-    (
-        _keeps,
-        "max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d",
-    ),
-    (
-        _keeps,
-        "_adaptive_avg_pool3d adaptive_max_pool2d upsample_nearest2d upsample_bilinear2d pixel_shuffle",
-    ),
-    (_keeps, "linalg_vector_norm norm std im2col col2im unfold"),
-    (_comparison, "gt lt ge le eq ne"),
-    (_is_free, "sign argmax argmin isnan isinf zeros_like ones_like empty_like full_like"),
-    (_is_free, "new_zeros new_ones new_empty new_full rand_like randn_like bernoulli"),
-    (_product, "mul mm bmm mv dot"),
-    (_quotient, "div"),
-    (_power(0.5), "sqrt"),
-    (_power(-0.5), "rsqrt"),
-    (_power(-1.0), "reciprocal"),
-    (_power(2.0), "square var"),
-    (_any_power, "pow"),
-    (_sum_of_terms, "add sub rsub"),
-    (lambda mode, given, degrees: mode.require_equal(degrees), "cat stack copy"),
-    (
-        lambda mode, _, each: mode.require_equal([_sum(each[1], each[2]), each[0]]),
-        "addmm baddbmm addmv",
-    ),
-    (_convolution, "convolution cudnn_convolution"),
-    (
-        _normalization,
-        "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit",
-    ),
-    (
-        _normalization,
-        "cudnn_batch_norm _batch_norm_with_update _batch_norm_no_update _fused_rms_norm",
-    ),
-    (_attention, "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention"),
-    (_attention, "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"),
-    (
-        lambda mode, given, _: mode.require_equal(
-            [mode.of(given["self"]), mode.of(given["other"])]
+        _keep_degree,
+        (
+            "view _unsafe_view _reshape_alias t transpose permute expand squeeze unsqueeze slice "
+            "select split split_with_sizes unbind clone alias detach _to_copy as_strided index "
+            "index_select gather flip roll constant_pad_nd reflection_pad1d reflection_pad2d "
+            "replication_pad2d repeat "
+            "relu leaky_relu neg abs mean sum cumsum amax amin tril triu diagonal native_dropout "
+            "embedding max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d "
+            "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d upsample_nearest2d "
+            "upsample_bilinear2d pixel_shuffle linalg_vector_norm norm std im2col col2im unfold"
         ),
-        "where",
     ),
-    (_filled, "masked_fill"),
-    (_clamped, "clamp clamp_min clamp_max"),
+    (_compare_degrees, "gt lt ge le eq ne"),
+    (
+        _degree_zero,
+        (
+            "sign argmax argmin isnan isinf zeros_like ones_like empty_like full_like new_zeros "
+            "new_ones new_empty new_full rand_like randn_like bernoulli"
+        ),
+    ),
+    (_degree_of_product, "mul mm bmm mv dot"),
+    (_degree_of_quotient, "div"),
+    (_power_rule(0.5), "sqrt"),
+    (_power_rule(-0.5), "rsqrt"),
+    (_power_rule(-1.0), "reciprocal"),
+    (_power_rule(2.0), "square var"),
+    (_degree_of_power, "pow"),
+    (_degree_of_sum, "add sub rsub"),
+    (_degree_if_equal, "cat stack copy"),
+    (_degree_of_affine_map, "addmm baddbmm addmv"),
+    (_degree_of_convolution, "convolution cudnn_convolution"),
+    (
+        _degree_of_normalization,
+        (
+            "native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit "
+            "cudnn_batch_norm _batch_norm_with_update _batch_norm_no_update _fused_rms_norm"
+        ),
+    ),
+    (
+        _degree_of_attention,
+        (
+            "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
+            "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"
+        ),
+    ),
+    (_degree_of_choice, "where"),
+    (_degree_of_filled, "masked_fill"),
+    (_degree_of_clamped, "clamp clamp_min clamp_max"),
 )
-_NEARLY_LINEAR = _table((_keeps, "gelu silu mish elu tanh hardtanh hardswish"))
+_NEARLY_LINEAR = _rule_table((_keep_degree, "gelu silu mish elu tanh hardtanh hardswish"))

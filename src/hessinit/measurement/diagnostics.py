@@ -1,4 +1,4 @@
-"""Signal-propagation diagnostics of every layer: activations, gradients, dead and saturated units.
+"""The signals of every layer: activations, gradients, dead and saturated units.
 
 The autograd graph knows where the weights are used, but not the numbers that flow there. Below
 autograd, in a dispatch mode, every operation hands over its arguments as the very tensors that
@@ -38,12 +38,12 @@ Spot = tuple[Node, int]  # a node and which of its outputs
 # An entry is saturated when the activation's slope there is below this share of its largest slope.
 SATURATED_BELOW = 0.05
 
-# The slope over its largest value, of the activation's input and output (in any order of entries).
+# The slope over its largest value, from the activation's input and output, elementwise.
 _RELATIVE_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "tanh": lambda value, after: 1 - after.square(),
-    "sigmoid": lambda value, after: 4 * after * (1 - after),
-    "hardsigmoid": lambda value, after: (after > 0) & (after < 1),
-    "erf": lambda value, after: (-value.square()).exp(),
+    "tanh": lambda before, after: 1 - after.square(),
+    "sigmoid": lambda before, after: 4 * after * (1 - after),
+    "hardsigmoid": lambda before, after: (after > 0) & (after < 1),
+    "erf": lambda before, after: (-before.square()).exp(),
 }
 
 
@@ -55,36 +55,46 @@ def diagnose(
     Uses of one weight (time steps, tied layers) are pooled. Costs a forward and, for `gradients`, a
     backward pass for each batch, and the memory of one graph and of a copy of every layer's values.
     """
-    gathered = {name: _Gathered() for name in problem.leaves}
+    statistics = {name: _LayerStatistics() for name in problem.leaves}
     for evaluation in evaluations:
-        with _Recorder(problem.leaves, evaluation.batch) as recorder:
+        with _SignalRecorder(problem.leaves, evaluation.batch) as recorder:
             output = problem.output(evaluation.batch)
         recorder.inspect(output)
         uses = recorder.layer_values(output)
         for name, values in uses:
-            gathered[name].add(values, brief=not gradients)
-        if not gradients:
-            continue
-        loss = problem.loss_of(output, evaluation.batch) * evaluation.weight
-        tensors = [*problem.leaves.values(), *(one.after for _, one in uses)]
-        inputs: Any = [*problem.leaves.values(), *(one.edge for _, one in uses)]
-        pairs = zip(tensors, torch.autograd.grad(loss, inputs, allow_unused=True), strict=True)
-        found = iter(
-            torch.zeros_like(one) if grad is None else grad.detach() for one, grad in pairs
-        )
-        for name in problem.leaves:
-            gathered[name].add_gradient_of_weight(next(found))
-        for name, _ in uses:
-            gathered[name].gradient.add(next(found))
+            statistics[name].add(values, brief=not gradients)
+        if gradients:
+            loss = problem.loss_of(output, evaluation.batch) * evaluation.weight
+            _add_gradients(statistics, problem.leaves, uses, loss)
     unused = unused_leaves(evaluations)
-    return {name: one.conclude(name in unused) for name, one in gathered.items()}
+    return {name: layer.conclude(name in unused) for name, layer in statistics.items()}
 
 
-class _Gathered:
+def _add_gradients(
+    statistics: dict[str, _LayerStatistics],
+    leaves: dict[str, Tensor],
+    uses: Sequence[tuple[str, LayerValues]],
+    loss: Tensor,
+) -> None:
+    tensors = [*leaves.values(), *(values.after for _, values in uses)]
+    inputs: Any = [*leaves.values(), *(values.edge for _, values in uses)]
+    gradients = [
+        torch.zeros_like(tensor) if gradient is None else gradient.detach()
+        for tensor, gradient in zip(
+            tensors, torch.autograd.grad(loss, inputs, allow_unused=True), strict=True
+        )
+    ]
+    for name, gradient in zip(leaves, gradients[: len(leaves)], strict=True):
+        statistics[name].add_gradient_of_weight(gradient)
+    for (name, _), gradient in zip(uses, gradients[len(leaves) :], strict=True):
+        statistics[name].gradient.add(gradient)
+
+
+class _LayerStatistics:
     """One layer's numbers so far."""
 
     def __init__(self) -> None:
-        self._own = Moments()
+        self._before = Moments()
         self._after = Moments()
         self.gradient = Moments()
         self._names: dict[str, None] = {}
@@ -97,17 +107,19 @@ class _Gathered:
         self._weight_gradient: Tensor | None = None
 
     def add_gradient_of_weight(self, part: Tensor) -> None:
-        self._weight_gradient = (
-            part if self._weight_gradient is None else self._weight_gradient + part
-        )
+        if self._weight_gradient is not None:
+            part = self._weight_gradient + part
+        self._weight_gradient = part
 
     def add(self, values: LayerValues, *, brief: bool = False) -> None:
-        """Take a use into account; briefly, without `preactivation_std`, and less exactly."""
+        """Take a use into account; briefly: without what saturates, and less exactly."""
         after = values.after
         brief = brief and after.dtype in (torch.float32, torch.float64) and after.numel() > 0
-        square = self._after.add_roughly(after) if brief else self._after.add(after)
-        if not brief:
-            self._own.add(values.own)
+        if brief:
+            square = self._after.add_roughly(after)
+        else:
+            square = self._after.add(after)
+            self._before.add(values.output)
         self._names[_activation_name(values.activation)] = None
         if after.ndim and len(after) > 1:
             if brief:
@@ -118,11 +130,10 @@ class _Gathered:
             self._squares += square
         alive = _living_units(values)
         if alive is not None:
-            # As many units as in another use are the same units: those of a cell at its next step,
-            # say.
-            known = self._alive.get(len(alive))
-            self._alive[len(alive)] = alive if known is None else alive | known
-        saturated = _saturated_entries(values)
+            # As many units as in another use are the same units: of a cell at its next step, say.
+            count = len(alive)
+            self._alive[count] = alive | self._alive.get(count, alive)
+        saturated = None if brief else _saturated_entries(values)
         if saturated is not None:
             self._saturated += int(saturated.sum())
             self._saturable += saturated.numel()
@@ -130,21 +141,22 @@ class _Gathered:
     def conclude(self, unused: bool) -> Diagnostics:
         if unused:
             return Diagnostics(reason="the forward does not use it")
-        own = self._weight_gradient
-        norm = None if own is None else float(torch.linalg.vector_norm(own, dtype=torch.float64))
+        norm = None
+        if self._weight_gradient is not None:
+            norm = float(torch.linalg.vector_norm(self._weight_gradient, dtype=torch.float64))
         if not self._after.count:
-            return Diagnostics(
-                weight_gradient_norm=norm, reason="it never meets a tensor of the batch"
-            )
+            reason = "it never meets a tensor of the batch"
+            return Diagnostics(weight_gradient_norm=norm, reason=reason)
         units = sum(len(alive) for alive in self._alive.values())
         dead = units - sum(int(alive.sum()) for alive in self._alive.values())
+        activation = ""
+        if any(self._names):
+            activation = ", ".join(name or "none" for name in self._names)
         return Diagnostics(
-            activation=", ".join(name or "none" for name in self._names)
-            if any(self._names)
-            else "",
+            activation=activation,
             activation_mean=self._after.mean,
             activation_std=self._after.std,
-            preactivation_std=self._own.std if self._own.count else None,
+            preactivation_std=self._before.std if self._before.count else None,
             signal=math.sqrt(self._differing / self._squares) if self._squares else None,
             gradient_mean=self.gradient.mean if self.gradient.count else None,
             gradient_std=self.gradient.std if self.gradient.count else None,
@@ -155,8 +167,11 @@ class _Gathered:
 
 
 def _square(values: Tensor) -> float:
-    """The sum of the squares; in float64, for that of 1e-25 is 0 in float32."""
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+    """The sum of the squares; in float64 where needed, for that of 1e-25 is 0 in float32."""
+    norm = float(torch.linalg.vector_norm(values))
+    if not 1e-15 < norm < 1e15:
+        norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return norm**2
 
 
 class Moments:
@@ -172,7 +187,7 @@ class Moments:
         if values.numel() == 0:
             return 0.0
         values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-        variance, mean = (float(one) for one in torch.var_mean(values, correction=0))
+        variance, mean = map(float, torch.var_mean(values, correction=0))
         self._join(values.numel(), mean, variance)
         return values.numel() * (variance + mean * mean)
 
@@ -221,14 +236,13 @@ def _saturated_entries(values: LayerValues) -> Tensor | None:
     if node is None or name not in ("hardtanh", "relu6"):
         return None
     # The bounds as the activation itself rounds them.
-    low, high = (
-        torch.tensor(one, dtype=after.dtype) for one in (node._saved_min_val, node._saved_max_val)
-    )
+    low = torch.tensor(node._saved_min_val, dtype=after.dtype)
+    high = torch.tensor(node._saved_max_val, dtype=after.dtype)
     return after >= high if low == 0 else (after <= low) | (after >= high)
 
 
 def _living_units(values: LayerValues) -> Tensor | None:
-    """For each unit, whether it is not 0 for some example and position; None where units cannot die.
+    """For each unit, whether it is not 0 for some example and position; None if none can die.
 
     A unit is a channel of a convolution, a feature of anything else.
     """
@@ -243,22 +257,21 @@ def _living_units(values: LayerValues) -> Tensor | None:
         alive = entry > node._saved_threshold
     else:
         return None
-    # Judged before the activation, where the weight's own output still has its own order of
-    # dimensions.
+    # Judged before the activation, where the weight's output still has its own order of dimensions.
     units = 1 if values.is_convolution and entry.ndim > 1 else entry.ndim - 1
     return alive.movedim(units, -1).reshape(-1, entry.shape[units]).any(dim=0)
 
 
 @dataclass(frozen=True)
 class LayerValues:
-    """One use of a weight: its output with its bias, and the same after the activation, if one follows.
+    """One use of a weight: its output with its bias, and after the activation, if one follows.
 
-    A normalization between the two is looked through. `entry` is the activation's input: `own`, or
-    the result of the normalization. Without an activation `after` is `own`; `edge` is its place in
-    the graph.
+    A normalization between the two is looked through. `entry` is the activation's input: `output`,
+    or the result of the normalization. Without an activation `after` is `output`; `edge` is its
+    place in the graph.
     """
 
-    own: Tensor
+    output: Tensor
     entry: Tensor
     after: Tensor
     edge: GradientEdge
@@ -266,8 +279,8 @@ class LayerValues:
     is_convolution: bool
 
 
-class _Recorder(TorchDispatchMode):
-    """Sees every operation of a forward; knows which tensors depend on the data and which on weights alone.
+class _SignalRecorder(TorchDispatchMode):
+    """Sees every operation of a forward, and whether its tensors depend on data or weights alone.
 
     A tensor is looked at when it becomes the argument of a later operation: by then it carries its
     node. A weight that is transformed first (normalized, split, rearranged) is followed to where it
@@ -277,9 +290,8 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, leaves: dict[str, Tensor], batch: Batch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names = {id(leaf): name for name, leaf in leaves.items()}
-        self._data = (
-            WeakTensorKeyDictionary()
-        )  # what depends on the data: whether as a sum with a bias
+        # What depends on the data: whether as a sum with a bias.
+        self._data = WeakTensorKeyDictionary()
         self._examples = batch.size
         for tensor in tensors_in(batch.inputs):
             self._data[tensor] = False
@@ -293,30 +305,31 @@ class _Recorder(TorchDispatchMode):
         self._uses: dict[str, list[Spot]] = {name: [] for name in leaves}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        arguments = list(tensors_in([args, kwargs]))
+        named = kwargs or {}
+        arguments = list(tensors_in([args, named]))
         for tensor in arguments:
             self.inspect(tensor)
-        others = [tensor for tensor in arguments if tensor not in self._data]
-        result = func(*args, **kwargs)
-        found = list(tensors_in(result))
-        if not arguments:
-            # Made for the batch: the positions of its words, its first hidden state.
-            found = [
-                one for one in found if not one.is_floating_point() or self._examples in one.shape
-            ]
-        elif len(others) == len(arguments):
+        fixed = [tensor for tensor in arguments if tensor not in self._data]
+        result = func(*args, **named)
+        if arguments and len(fixed) == len(arguments):
             return result
-        if func._schema.is_mutable:  # it may have written into a view
-            found += [tensor._base for tensor in found if tensor._base is not None]
+        results = list(tensors_in(result))
+        if not arguments:
+            results = [tensor for tensor in results if self._is_made_for_batch(tensor)]
+        elif func._schema.is_mutable:  # it may have written into a view
+            results += [tensor._base for tensor in results if tensor._base is not None]
         # Two summands that depend on the data make a residual connection; a matrix is a layer of
         # its own. At most one dimension of a bias is longer than 1.
-        vectors = all(sum(length > 1 for length in one.shape) <= 1 for one in others)
-        biased = len(others) == len(arguments) - 1 and vectors
-        for tensor in found:
+        vectors = all(sum(length > 1 for length in tensor.shape) <= 1 for tensor in fixed)
+        biased = len(fixed) == len(arguments) - 1 and vectors
+        for tensor in results:
             if id(tensor) not in self._names:  # an embedding with max_norm writes into its weight
                 self._data[tensor] = biased
         return result
+
+    def _is_made_for_batch(self, tensor: Tensor) -> bool:
+        """As the positions of its words are, or its first hidden state."""
+        return not tensor.is_floating_point() or self._examples in tensor.shape
 
     def inspect(self, tensor: Tensor) -> None:
         """Keep this tensor's value if it lies between a weight and the end of its activation."""
@@ -324,12 +337,8 @@ class _Recorder(TorchDispatchMode):
         if node is None or (node, tensor.output_nr) in self._seen:
             return
         spot = (node, tensor.output_nr)
-        kind = type(node).__name__
         self._seen.add(spot)
-        carried: set[str] = set()
-        for source in node.next_functions:
-            name = self._names.get(id(leaf_of(source[0])))
-            carried |= {name} if name else self._carriers.get(source, set())
+        carried = self._carried_by(node)
         if carried and tensor.layout is torch.strided:
             if tensor not in self._data:
                 self._carriers[spot] = carried
@@ -340,12 +349,20 @@ class _Recorder(TorchDispatchMode):
             self._values[spot] = tensor.detach().clone()  # it may be overwritten later
         if any(source in self._open for source in node.next_functions):
             passed = keeps_all_numbers(node) or operation_of(node).role == "norm"
-            passed = passed or (kind == "AddBackward0" and self._data.get(tensor, False))
+            passed = passed or (_is_addition(node) and self._data.get(tensor, False))
             if passed:
                 self._open.add(spot)
             if passed or activation_kind(node) is not None:
                 self._followers.add(spot)
                 self._values[spot] = tensor.detach().clone()
+
+    def _carried_by(self, node: Node) -> set[str]:
+        """The weights that reach this node without having met the data."""
+        carried: set[str] = set()
+        for source in node.next_functions:
+            name = self._names.get(id(leaf_of(source[0])))
+            carried |= {name} if name else self._carriers.get(source, set())
+        return carried
 
     def layer_values(self, output: Tensor) -> list[tuple[str, LayerValues]]:
         """The values of all uses that the output depends on, by leaf, in execution order."""
@@ -358,29 +375,38 @@ class _Recorder(TorchDispatchMode):
         ]
 
     def _values_of(self, spot: Spot, consumers: Consumers) -> LayerValues:
-        """From a use through its bias, or a normalization, to its activation, if it is the only way on."""
-        own = spot
-        at = spot
+        """From a use, past its bias or a normalization, to its activation, if nothing branches."""
+        output = spot
+        latest = spot
         activation = None
         normalized = None
-        while len(consumers[at[0]]) == 1 and (consumers[at[0]][0], 0) in self._followers:
-            came = at
-            at = (consumers[at[0]][0], 0)
-            if activation_kind(at[0]) is not None:
-                # PReLU's slope, say, is not what it acts on.
-                activation = at[0] if at[0].next_functions[0][0] is came[0] else None
+        while len(consumers[latest[0]]) == 1:
+            previous = latest[0]
+            latest = (consumers[previous][0], 0)
+            if latest not in self._followers:
                 break
-            kind = type(at[0]).__name__
-            if operation_of(at[0]).role == "norm":
-                normalized = at
-            if kind == "AddBackward0" and normalized is None:
-                own = at
-        after = own if activation is None else (activation, 0)
-        values = self._values
-        is_convolution = type(spot[0]).__name__ == "ConvolutionBackward0"
-        edge = GradientEdge(*after)
-        entry = values[normalized or own]
-        return LayerValues(values[own], entry, values[after], edge, activation, is_convolution)
+            if activation_kind(latest[0]) is not None:
+                # PReLU's slope, say, is not what it acts on.
+                if latest[0].next_functions[0][0] is previous:
+                    activation = latest[0]
+                break
+            if operation_of(latest[0]).role == "norm":
+                normalized = latest
+            if _is_addition(latest[0]) and normalized is None:
+                output = latest
+        after = output if activation is None else (activation, 0)
+        return LayerValues(
+            output=self._values[output],
+            entry=self._values[normalized or output],
+            after=self._values[after],
+            edge=GradientEdge(*after),
+            activation=activation,
+            is_convolution=type(spot[0]).__name__ == "ConvolutionBackward0",
+        )
+
+
+def _is_addition(node: Node) -> bool:
+    return type(node).__name__ == "AddBackward0"
 
 
 def _node(tensor: Tensor) -> Node | None:

@@ -29,23 +29,33 @@ from hessinit.problem.determinism import check_no_reentrant_checkpoints
 from hessinit.problem.graph import Consumers, Node, activation_kind, consumers_of
 from hessinit.problem.operations import operation_of
 
-# Unit vectors are shared by all layers, Lanczos takes about this many passes for each of them.
-_PASSES_PER_LAYER = 16
-_FEW = 64
-_MOST = 256
-# The images of the unit vectors are held for all layers at once if they take at most this many
-# bytes.
-_BYTES_AT_ONCE = 2**27
-_NUMBERS_AT_ONCE = 2**22
-# All examples wait for the slowest: a digit less in the worst of them halves the passes, the others
-# have it.
-_LOOSER = 10
-_LOOSEST = 0.05
+
+@dataclass(frozen=True)
+class JacobianCost:
+    """The choice of unit vectors or Lanczos, and its tolerance (benchmarks/products_cost.py)."""
+
+    # Unit vectors are shared by all layers; Lanczos takes about this many passes for each of them.
+    passes_per_layer: int = 16
+    fewest_units: int = 64
+    most_units: int = 256
+    # The images of the unit vectors are held for all layers at once if they take at most this many
+    # bytes; batched products and decompositions take at most this many numbers at once.
+    bytes_at_once: int = 2**27
+    numbers_at_once: int = 2**22
+    # A Gram matrix up to this size is decomposed instead of searched.
+    largest_exact: int = 128
+    # All examples wait for the slowest: a digit less in the worst of them halves the passes, the
+    # others have it.
+    tolerance_factor: float = 10.0
+    largest_tolerance: float = 0.05
+
+
+JACOBIAN_COST = JacobianCost()
 
 
 @dataclass(frozen=True)
 class LayerUse:
-    """One use of a weight: its call and the activation that follows; `result` is behind that activation.
+    """One use of a weight: its call, and the activation that follows, if any, with its `result`.
 
     The rows are ordered by example or, with `time_first`, by position. `source`, the call's input,
     is None for tokens and constants.
@@ -67,38 +77,40 @@ def read_layers(
     output: Tensor, leaves: dict[str, Tensor], seed: int
 ) -> tuple[LayerUses, dict[str, str]]:
     """The uses of the layers whose every use is a known call; for the others, why not."""
-    found = layer_uses.find_uses(output, leaves)
+    uses_by_name = layer_uses.find_uses(output, leaves)
     size = output.shape[0] if output.ndim else 1
     consumers = consumers_of(output)
-    known = known_calls(found, leaves, size) if size > 1 else []
-    layouts = zip(known, find_layouts(output, known, seed), strict=True)
-    orders = {one.edge.node: layout for one, layout in layouts}
+    read = known_calls(uses_by_name, leaves, size) if size > 1 else []
+    layouts = zip(read, find_layouts(output, read, seed), strict=True)
+    orders = {call.edge.node: layout for call, layout in layouts}
     layers: LayerUses = {}
     reasons: dict[str, str] = {}
-    for name, uses in found.items():
+    for name, uses in uses_by_name.items():
         examples = size if all(orders.get(use.node) is not None for use in uses) else 1
         calls = [(use, layer_uses.read_call(use, leaves[name])) for use in uses]
         unknown = [use.kind for use, call in calls if call is None]
         if unknown:
             reasons[name] = (
-                f"the weight goes into {unknown[0]}, none of the known uses (dense, convolution, embedding)"
+                f"the weight goes into {unknown[0]}, none of the known uses (dense, convolution, "
+                "embedding)"
             )
         elif not uses:
             reasons[name] = "the forward does not use this weight"
         else:
             layers[name] = [
-                _read(use, call, examples, examples > 1 and bool(orders[use.node]), consumers)
+                _read_use(use, call, examples, examples > 1 and bool(orders[use.node]), consumers)
                 for use, call in calls
                 if call is not None
             ]
     return layers, reasons
 
 
-def _read(use: Use, call: Call, size: int, time_first: bool, consumers: Consumers) -> LayerUse:
+def _read_use(use: Use, call: Call, size: int, time_first: bool, consumers: Consumers) -> LayerUse:
     def point(node: Node, number: int) -> GraphPoint:
-        shape = (
-            node.variable.shape if hasattr(node, "variable") else node._input_metadata[number].shape
-        )
+        if hasattr(node, "variable"):
+            shape = node.variable.shape
+        else:
+            shape = node._input_metadata[number].shape
         steps = call.rows // size if time_first else 0
         return GraphPoint(GradientEdge(node, number), tuple(shape), size, steps)
 
@@ -131,43 +143,39 @@ def _activation_after(node: Node, call: Call, consumers: Consumers) -> Node | No
 
 
 def _adds_a_bias(addition: Node, node: Node) -> bool:
-    """Whether the other summand is a constant or a weight, not something that the forward computed."""
+    """Whether the other summand is a constant or a weight, not computed by the forward."""
     if type(addition).__name__ != "AddBackward0" or addition._saved_alpha != 1:
         return False
-    others = [source for source, _ in addition.next_functions if source is not node]
-    return all(source is None or type(source).__name__ == "AccumulateGrad" for source in others)
+    summands = [source for source, _ in addition.next_functions if source is not node]
+    return all(source is None or type(source).__name__ == "AccumulateGrad" for source in summands)
 
 
 def trace_from_inputs(evaluation: Evaluation) -> tuple[Tensor, list[Tensor], str]:
-    """The output of one more forward, the inputs that it can be differentiated by, or why there are none."""
-    inputs: list[Tensor] = []
+    """The output of one more forward, the inputs with a derivative, or why there are none."""
+    tensors: list[Tensor] = []
 
     def differentiable(tensor: Tensor) -> Tensor:
-        inputs.append(tensor.detach().requires_grad_(tensor.is_floating_point()))
-        return inputs[-1]
+        tensors.append(tensor.detach().requires_grad_(tensor.is_floating_point()))
+        return tensors[-1]
 
-    given = map_tensors(differentiable, evaluation.batch.inputs)
+    inputs = map_tensors(differentiable, evaluation.batch.inputs)
     try:
-        output = evaluation.problem.output(replace(evaluation.batch, inputs=given))
-    except (
-        Exception
-    ) as failure:  # the same forward ran before: it cannot take inputs that require gradients
+        output = evaluation.problem.output(replace(evaluation.batch, inputs=inputs))
+    except Exception as failure:  # the same forward ran before, on inputs without gradients
         reason = f"the forward fails on inputs that require gradients ({type(failure).__name__})"
         return evaluation.output, [], reason
     check_no_reentrant_checkpoints(output)
-    floating = [tensor for tensor in inputs if tensor.requires_grad]
-    if not floating or any(not t.requires_grad and t.dtype != torch.bool for t in inputs):
-        return (
-            output,
-            [],
-            "the network's inputs are tokens, or not all real numbers: they have no derivative",
-        )
+    floating = [tensor for tensor in tensors if tensor.requires_grad]
+    discrete = [t for t in tensors if not t.requires_grad and t.dtype != torch.bool]
+    if discrete or not floating:
+        reason = "the network's inputs are tokens, or not all real numbers: they have no derivative"
+        return output, [], reason
     return output, floating, ""
 
 
 @dataclass(frozen=True, eq=False)
 class GraphPoint:
-    """A tensor of the forward, or the edge that stands for it, whose numbers belong to `size` examples.
+    """A tensor of the forward, or its edge in the graph, with the numbers of `size` examples.
 
     They come example by example or, with `steps`, step by step with all examples in each (time
     first). The arguments of `gather` and `scatter` may be stacks, with one more dimension in front.
@@ -203,16 +211,16 @@ GraphPoints = Sequence[GraphPoint]
 Product = Callable[[GraphPoints, GraphPoints, Tensor], list[Tensor]]
 
 
-def _each(points: GraphPoints) -> int:
+def _numbers_of_example(points: GraphPoints) -> int:
     return sum(point.each for point in points)
 
 
-def _flat(layers: dict[str, list[GraphPoint]]) -> list[GraphPoint]:
+def _all_points(layers: dict[str, list[GraphPoint]]) -> list[GraphPoint]:
     return [point for points in layers.values() for point in points]
 
 
 class Jacobian:
-    """Products with the derivative of some points (`heads`) by earlier ones (`tails`) of the same graph.
+    """Products with the derivative of points (`heads`) by earlier ones (`tails`) of the graph.
 
     Forward products differentiate the backward product by its own argument, in which it is linear:
     that works wherever two derivatives do, and one graph serves all points. Stacks of vectors go in
@@ -226,40 +234,44 @@ class Jacobian:
 
     def pull(self, heads: GraphPoints, tails: GraphPoints, vectors: Tensor) -> list[Tensor]:
         """The transpose times cotangents of some heads, at some tails."""
-        sent = zip((head.at for head in heads), _scattered(heads, vectors), strict=True)
-        return self._gradients(list(sent), [tail.at for tail in tails], tails, vectors.shape[:-2])
+        cotangents = zip((head.at for head in heads), _scattered(heads, vectors), strict=True)
+        inputs = [tail.at for tail in tails]
+        return self._gradients(list(cotangents), inputs, tails, vectors.shape[:-2])
 
     def push(self, tails: GraphPoints, heads: GraphPoints, vectors: Tensor) -> list[Tensor]:
         """The derivative times tangents of some tails, at some heads."""
         adjoint = self._adjoint
-        sent = zip((adjoint[tail] for tail in tails), _scattered(tails, vectors), strict=True)
-        reached = [(one, tangent) for one, tangent in sent if one is not None and one.requires_grad]
-        return self._gradients(
-            reached, [adjoint[head] for head in heads], heads, vectors.shape[:-2]
-        )
+        pairs = zip((adjoint[tail] for tail in tails), _scattered(tails, vectors), strict=True)
+        tangents = [
+            (gradient, tangent)
+            for gradient, tangent in pairs
+            if gradient is not None and gradient.requires_grad
+        ]
+        inputs = [adjoint[head] for head in heads]
+        return self._gradients(tangents, inputs, heads, vectors.shape[:-2])
 
     @functools.cached_property
     def _adjoint(self) -> dict[GraphPoint, Tensor | None]:
-        """A placeholder for the cotangent of every head, and the gradient that they give at every tail."""
+        """A placeholder for every head's cotangent, and the gradient that results at every tail."""
         placeholders = [self._like.new_zeros(head.shape).requires_grad_() for head in self._heads]
         outputs: Any = [head.at for head in self._heads]
         inputs: Any = [tail.at for tail in self._tails]
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             outputs, inputs, placeholders, create_graph=True, allow_unused=True
         )
-        return dict(zip([*self._heads, *self._tails], [*placeholders, *found], strict=True))
+        return dict(zip([*self._heads, *self._tails], [*placeholders, *gradients], strict=True))
 
     def _gradients(
         self,
-        sent: Sequence[tuple[Any, Tensor]],
+        sources: Sequence[tuple[Any, Tensor]],
         inputs: Any,
         points: GraphPoints,
         stack: torch.Size,
     ) -> list[Tensor]:
-        found: Sequence[Tensor | None] = [None] * len(points)
-        if sent:
-            outputs, vectors = zip(*sent, strict=True)
-            found = torch.autograd.grad(
+        gradients: Sequence[Tensor | None] = [None] * len(points)
+        if sources:
+            outputs, vectors = zip(*sources, strict=True)
+            gradients = torch.autograd.grad(
                 outputs,
                 inputs,
                 vectors,
@@ -267,11 +279,13 @@ class Jacobian:
                 allow_unused=True,
                 is_grads_batched=bool(stack),
             )
-        zeros = functools.partial(self._like.new_zeros, *stack)
-        pairs = zip(points, found, strict=True)
-        return [
-            zeros(at.size, at.each) if one is None else at.gather(one.detach()) for at, one in pairs
-        ]
+        rows = []
+        for point, gradient in zip(points, gradients, strict=True):
+            if gradient is None:
+                rows.append(self._like.new_zeros(*stack, point.size, point.each))
+            else:
+                rows.append(point.gather(gradient.detach()))
+        return rows
 
 
 def _scattered(points: GraphPoints, rows: Tensor) -> list[Tensor]:
@@ -283,51 +297,52 @@ def backward_norms(
     output: Tensor, layers: LayerUses, settings: LanczosSettings
 ) -> dict[str, SingularValues]:
     """From every layer's result to the output."""
-    found: dict[str, SingularValues] = {}
+    norms: dict[str, SingularValues] = {}
     results = {name: [use.result for use in uses] for name, uses in layers.items()}
     for size in sorted({points[0].size for points in results.values()}):
         end = [GraphPoint(output, tuple(output.shape), size)]
         chosen = {name: points for name, points in results.items() if points[0].size == size}
-        found |= _spectral_norms(end, chosen, True, output.detach(), settings)
-    return found
+        norms |= _spectral_norms(end, chosen, True, output.detach(), settings)
+    return norms
 
 
 def forward_norms(
     output: Tensor, inputs: Sequence[Tensor], layers: LayerUses, settings: LanczosSettings
 ) -> dict[str, tuple[SingularValues, krylov.Array]]:
-    """From the network's inputs to every layer's, and the lengths of the network's inputs, by example.
+    """From the network's inputs to every layer's, and the lengths of the inputs, by example.
 
     Where examples depend on each other before some layer, all layers see the batch as one example.
     """
-    found: dict[str, tuple[SingularValues, krylov.Array]] = {}
+    norms: dict[str, tuple[SingularValues, krylov.Array]] = {}
     sources = {
         name: [use.source for use in uses if use.source is not None]
         for name, uses in layers.items()
     }
-    apart = {name: points for name, points in sources.items() if points and points[0].size > 1}
-    own = _independent_inputs(output.detach(), inputs, _flat(apart), settings.seed)
-    whole = [GraphPoint(tensor, tuple(tensor.shape), 1) for tensor in inputs]
-    others = {
-        name: points for name, points in sources.items() if points and not (own and name in apart)
-    }
+    sources = {name: points for name, points in sources.items() if points}
+    separate = {name: points for name, points in sources.items() if points[0].size > 1}
+    like = output.detach()
+    tails = _independent_inputs(like, inputs, _all_points(separate), settings.seed)
+    batch = [GraphPoint(tensor, tuple(tensor.shape), 1) for tensor in inputs]
     joint = {
-        name: [replace(one, size=1, steps=0) for one in points] for name, points in others.items()
+        name: [replace(point, size=1, steps=0) for point in points]
+        for name, points in sources.items()
+        if not (tails and name in separate)
     }
-    for end, points in ((own, apart), (whole, joint)):
+    for end, points in ((tails, separate), (batch, joint)):
         if end and points:
             tensors = [
                 point.gather(point.at.detach()) for point in end if isinstance(point.at, Tensor)
             ]
             lengths = torch.cat(tensors, dim=1).double().pow(2).sum(dim=1).sqrt().cpu().numpy()
-            norms = _spectral_norms(end, points, False, output.detach(), settings)
-            found |= {name: (one, lengths) for name, one in norms.items()}
-    return found
+            by_name = _spectral_norms(end, points, False, like, settings)
+            norms |= {name: (values, lengths) for name, values in by_name.items()}
+    return norms
 
 
 def _independent_inputs(
     like: Tensor, inputs: Sequence[Tensor], heads: GraphPoints, seed: int
 ) -> list[GraphPoint]:
-    """The inputs, examples in the first dimension, if none reaches another's rows at the heads; else none."""
+    """The inputs, by example, if no example reaches the heads of another; else none."""
     if not heads or not inputs or any(tensor.numel() % heads[0].size for tensor in inputs):
         return []
     tails = [GraphPoint(tensor, tuple(tensor.shape), heads[0].size) for tensor in inputs]
@@ -340,14 +355,13 @@ def examples_independent(
 ) -> bool:
     """Whether a linear product sends what each example has at the points to that example alone."""
     size = points[0].size
-    probe = ProbeStream(
-        size * (1 + _each(points)), seed=seed, dtype=like.dtype, device=like.device
-    ).draw()
+    numbers = size * (1 + _numbers_of_example(points))
+    probe = ProbeStream(numbers, seed=seed, dtype=like.dtype, device=like.device).draw()
     probes = layer_uses.probe_examples(product, probe[size:].view(size, -1), probe[:size])
     return all(
-        layer_uses.in_proportion(whole, shared, factors)
-        for wholes, some, factors in probes
-        for whole, shared in zip(wholes, some, strict=True)
+        layer_uses.in_proportion(joint, single, factors)
+        for joints, singles, factors in probes
+        for joint, single in zip(joints, singles, strict=True)
     )
 
 
@@ -358,38 +372,56 @@ def _spectral_norms(
     like: Tensor,
     settings: LanczosSettings,
 ) -> dict[str, SingularValues]:
-    """The norm of the derivative between an end of the network and a layer's points, by layer and example.
+    """The norm of the derivative between an end of the network and a layer's points, by example.
 
     With few numbers at that end the unit vectors go to all layers at once, a pass for each.
     Otherwise every layer takes a Lanczos run of its own, for all examples in lockstep.
     """
-    found: dict[str, SingularValues] = {}
-    size = end[0].size
-    numbers = _each(end)
-    points = _flat(layers)
-    jacobian = Jacobian(end, points, like) if from_output else Jacobian(points, end, like)
-    out, back = (jacobian.pull, jacobian.push) if from_output else (jacobian.push, jacobian.pull)
-    if numbers <= min(_MOST, max(_FEW, _PASSES_PER_LAYER * len(layers))):
-        held = _each(points) * numbers * size * like.element_size()
-        for group in (
-            [layers] if held <= _BYTES_AT_ONCE else [{name: layers[name]} for name in layers]
-        ):
-            images = iter(_images_of_units(end, _flat(group), out, like))
-            for name in group:
-                columns = torch.cat([next(images) for _ in group[name]], dim=-1)
-                found[name] = exact_norms(columns.transpose(0, 1))
-        return found
-    looser = replace(settings, tolerance=min(_LOOSER * settings.tolerance, _LOOSEST))
+    numbers = _numbers_of_example(end)
+    every_point = _all_points(layers)
+    if from_output:
+        jacobian = Jacobian(end, every_point, like)
+        out: Product = jacobian.pull
+        back: Product = jacobian.push
+    else:
+        jacobian = Jacobian(every_point, end, like)
+        out = jacobian.push
+        back = jacobian.pull
+    cost = JACOBIAN_COST
+    most = min(cost.most_units, max(cost.fewest_units, cost.passes_per_layer * len(layers)))
+    if numbers <= most:
+        return _norms_by_units(end, layers, out, like)
+    tolerance = min(cost.tolerance_factor * settings.tolerance, cost.largest_tolerance)
+    loose = replace(settings, tolerance=tolerance)
+    norms: dict[str, SingularValues] = {}
     for name, points in layers.items():
-        push = _joined(out, end, points)
-        pull = _joined(back, points, end)
-        found[name] = iterated_norms(
-            BatchedMap(size, numbers, _each(points), push, pull), like, looser
-        )
-    return found
+        push = _concatenated(out, end, points)
+        pull = _concatenated(back, points, end)
+        maps = BatchedMap(end[0].size, numbers, _numbers_of_example(points), push, pull)
+        norms[name] = iterated_norms(maps, like, loose)
+    return norms
 
 
-def _joined(product: Product, start: GraphPoints, end: GraphPoints) -> Callable[[Tensor], Tensor]:
+def _norms_by_units(
+    end: GraphPoints, layers: dict[str, list[GraphPoint]], out: Product, like: Tensor
+) -> dict[str, SingularValues]:
+    norms: dict[str, SingularValues] = {}
+    size = end[0].size
+    numbers = _numbers_of_example(_all_points(layers)) * _numbers_of_example(end)
+    groups = [layers]
+    if numbers * size * like.element_size() > JACOBIAN_COST.bytes_at_once:
+        groups = [{name: points} for name, points in layers.items()]
+    for group in groups:
+        images = iter(_images_of_units(end, _all_points(group), out, like))
+        for name, points in group.items():
+            columns = torch.cat([next(images) for _ in points], dim=-1)
+            norms[name] = exact_norms(columns.transpose(0, 1))
+    return norms
+
+
+def _concatenated(
+    product: Product, start: GraphPoints, end: GraphPoints
+) -> Callable[[Tensor], Tensor]:
     return lambda vectors: torch.cat(product(start, end, vectors), dim=-1)
 
 
@@ -401,29 +433,28 @@ def _images_of_units(
     end: GraphPoints, points: GraphPoints, out: Product, like: Tensor
 ) -> list[Tensor]:
     """The image of every unit vector at every point: (units, examples, numbers of each)."""
-    count = _each(end)
+    count = _numbers_of_example(end)
     size = end[0].size
     unit = torch.eye(count, dtype=like.dtype, device=like.device)
-    units = unit.unsqueeze(1).expand(count, size, count)  # the same one in all examples at once
+    units = unit.unsqueeze(1).expand(count, size, count)  # the same in all examples at once
     # One batched pass where its calls cost more than its arithmetic.
-    if _each(points) * count * size <= _NUMBERS_AT_ONCE:
+    if _numbers_of_example(points) * count * size <= JACOBIAN_COST.numbers_at_once:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "error"
-                )  # a missing batching rule is only a warning, and slow
+                # A missing batching rule is only a warning, and slow.
+                warnings.simplefilter("error")
                 return out(end, points, units)
         except (RuntimeError, UserWarning):
             pass
-    sent = [out(end, points, unit) for unit in units]
-    return [torch.stack(pieces) for pieces in zip(*sent, strict=True)]
+    images = [out(end, points, unit) for unit in units]
+    return [torch.stack(pieces) for pieces in zip(*images, strict=True)]
 
 
 def exact_norms(matrices: Tensor) -> SingularValues:
-    """Spectral norms of matrices (examples, …, …), by the smaller of their two Gram matrices in fp64."""
+    """Spectral norms of matrices (examples, …, …), by the smaller Gram matrix in fp64."""
     _, rows, columns = matrices.shape
     tops = []
-    for part in matrices.split(max(1, _NUMBERS_AT_ONCE // max(1, rows * columns))):
+    for part in matrices.split(max(1, JACOBIAN_COST.numbers_at_once // max(1, rows * columns))):
         # Scaled, so that squares stay within the range of doubles.
         scales = part.double().abs().amax(dim=(1, 2), keepdim=True)
         usable = scales.isfinite() & (scales > 0)

@@ -20,17 +20,23 @@ DESCRIPTIONS = {
     "Initialization": ("initialization", "describe_initialization"),
     "SchemePlan": ("initialization", "describe_plan"),
     "LearningRateAdvice": ("advice", "describe_advice"),
-    "QuadraticForms": ("curvature", "describe_forms"),
     "Comparison": ("comparison", "describe_comparison"),
     "Tracking": ("track_record", "describe_tracking"),
-    "Reproduction": ("reproduction", "describe_reproductions"),
-    "list": ("reproduction", "describe_reproductions"),
     "Demonstration": ("demo", "describe_demonstration"),
 }
 
 
 def describe(result: Any) -> Document:
-    """Return the document that describes a result."""
+    """Return the document that describes a result, or several results in a list.
+
+    A result of another package describes itself, by its methods `describe` and `describe_several`.
+    """
+    if isinstance(result, presenter("document").Document):
+        return result
+    if isinstance(result, list) and result and hasattr(result[0], "describe_several"):
+        return type(result[0]).describe_several(result)
+    if hasattr(result, "describe"):
+        return result.describe()
     name = type(result).__name__
     if name not in DESCRIPTIONS:
         raise TypeError(f"a {name} cannot be described; what can is a {', '.join(DESCRIPTIONS)}.")

@@ -1,4 +1,4 @@
-"""The documents of a curvature report and of quadratic forms."""
+"""The documents of a curvature report and of a measurement's plan."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from hessinit.results.curvature_report import (
     LayerCurvature,
     MeasurementPlan,
     OptimizerRates,
-    Spread,
 )
-from hessinit.results.quadratic_forms import QuadraticForm, QuadraticForms
 
 MATRIX_NAMES = {
     "gauss-newton": "Gauss-Newton",
@@ -470,69 +468,3 @@ def _name_unconverged(report: CurvatureReport) -> str:
     return (
         f"Not converged (marked ~): {w.join_names(list(doubts))}{w.text_if(reason, f'; {reason}')}."
     )
-
-
-ERRORS = (0.5, 1.0, 1.5)  # the columns of the paper's Table 2
-GOOD = 0.01  # "agree": within 1 %
-
-
-def describe_forms(forms: QuadraticForms) -> doc.Document:
-    """Return the forms of every layer, exact and by Theorem 1, and how well the two agree."""
-    several = (
-        "; mean ± standard error. ≤0.5: the fraction of directions with at most that relative error"
-    )
-    explained = (
-        f"gᵀHg in each layer along {forms.draws} {forms.directions} "
-        f"direction{'' if forms.draws == 1 else 's'} g: exact, and by Theorem 1 (vᵀH_z v, v the first-order "
-        f"change of the output along g){several if forms.draws > 1 else ''}."
-    )
-    cost = (
-        f"{w.count(len(forms), 'layer')}{w.tell_time(forms.seconds, forms.gradients)} on "
-        f"{w.count(forms.examples, 'example')}{w.tell_batches(forms.batches)}; "
-        f"loss {w.format_number(forms.loss)}."
-    )
-    columns = [
-        w.name_column("layer", w.name_rows(forms)),
-        w.name_column("weight", [str(row.shape) for row in forms], 4),
-        doc.Column("exact", [_write_mean(row.exact) for row in forms], 9),
-        doc.Column("Theorem 1", [_write_mean(row.theorem1) for row in forms], 9),
-        doc.Column("ratio", [w.format_ratio(row.ratio) for row in forms], 8),
-    ]
-    for rtol in ERRORS if forms.draws > 1 else ():
-        columns.append(
-            doc.Column(f"≤{rtol:g}", [f"{100 * row.within(rtol):.0f} %" for row in forms], 7)
-        )
-    table = doc.Table(explained, columns)
-    paragraph = doc.Paragraph(cost, "small")
-    section = doc.Section("Layers", [table, paragraph, *w.note_paragraphs(forms.notes)], "layers")
-    verdict = [explained, _conclude_forms(forms)]
-    return doc.Document(
-        title=w.title("Quadratic forms", forms.versions), verdict=verdict, sections=[section]
-    )
-
-
-def _write_mean(values: Sequence[float]) -> str:
-    spread = Spread(tuple(values))
-    error = spread.standard_error
-    mean = w.format_number(spread.mean)
-    return mean if math.isnan(error) else f"{mean} ± {w.format_number(error, 2)}"
-
-
-def _conclude_forms(forms: QuadraticForms) -> str:
-    if all(row.within(GOOD) == 1 for row in forms):
-        return "Theorem 1 and the exact form agree within 1 % on every layer."
-    row = min(
-        forms, key=lambda row: (row.within(ERRORS[0]), row.within(ERRORS[1]), -_distance(row))
-    )
-    if math.isnan(row.ratio):
-        return f"The numbers of {w.call_layer(row.name)} overflow; pass dtype=torch.float64."
-    return (
-        f"The error of Theorem 1 is largest on {w.call_layer(row.name)}: the exact form is within 50 % of "
-        f"it on {100 * row.within(ERRORS[0]):.0f} % of the directions, and {w.format_times(row.ratio)} "
-        "times its value on average."
-    )
-
-
-def _distance(row: QuadraticForm) -> float:
-    """Return how far the ratio is from 1: 2 and 1/2 are equally far, a wrong sign is farther."""
-    return abs(math.log(row.ratio)) if 0 < row.ratio < math.inf else math.inf

@@ -33,15 +33,16 @@ Row = TypeVar("Row", covariant=True)
 TRANSIENT = {"transient": True}
 # Of a field that files of an earlier version do not have; it then has its default.
 LATER = {"later": True}
-# The modules that define the kinds of results, for `load`.
+# The modules that define the kinds of results, for `load`: those of the library, and of the paper's
+# experiments, which are a package of their own.
 MODULES = (
-    "curvature_report",
-    "initialization",
-    "comparison",
-    "track_record",
-    "advice",
-    "quadratic_forms",
-    "reproduction",
+    "hessinit.results.curvature_report",
+    "hessinit.results.initialization",
+    "hessinit.results.comparison",
+    "hessinit.results.track_record",
+    "hessinit.results.advice",
+    "hessinit_paper.quadratic_forms",
+    "hessinit_paper.reproduction",
 )
 
 
@@ -285,7 +286,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     if not isinstance(path, str | os.PathLike):
         raise ProblemError(f"path={path!r} must be the name of a file that hessinit wrote.")
     for module in MODULES:
-        import_module(f"hessinit.results.{module}")
+        import_module(module)
     data = _parse(Path(path).read_bytes(), str(path))
     if isinstance(data, list) and data:
         return [_read_result(each, f"{path}[{at}]") for at, each in enumerate(data)]

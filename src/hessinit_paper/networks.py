@@ -1,15 +1,14 @@
-"""The paper's networks, built with all weights zero, and the rules by which experiments draw the weights."""
+"""The paper's networks, built with all weights zero, and the rules by which weights are drawn."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
-
-from hessinit.results.result import Plain
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -18,16 +17,15 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
 }
 POOLS: dict[str, type[nn.Module]] = {"average": nn.AvgPool2d, "max": nn.MaxPool2d}
-SMALL = 12  # images of fewer pixels to a side would vanish under two kernels of 5 and two pools
 
 
 def build(
-    described: Mapping[str, Plain], shape: tuple[int, int, int], activation: str
+    described: Mapping[str, Any], shape: tuple[int, int, int], activation: str
 ) -> nn.Sequential:
-    """The network that a record describes: `dense` with these hidden layers, or a `lenet`."""
-    for key in ("hidden widths", "hidden units"):
-        if key in described:
-            return dense([math.prod(shape), *described[key], 10], activation)
+    """Return the network that a record describes: `dense` with its hidden layers, or a `lenet`."""
+    hidden = described.get("hidden widths", described.get("hidden units"))
+    if hidden is not None:
+        return dense([math.prod(shape), *hidden, 10], activation)
     return lenet(
         shape,
         channels=described["channels"],
@@ -41,9 +39,9 @@ def build(
 def dense(
     widths: Sequence[int], activation: str, before: nn.Sequential | None = None
 ) -> nn.Sequential:
-    """Fully connected layers dense1, dense2, …, the activation between them and none after the last.
+    """Return fully connected layers dense1, dense2, …, with the activation between them.
 
-    They are added to what comes `before` them, and all weights are set to zero.
+    They are added to the layers `before` them, and all weights are set to zero.
 
     >>> [name for name, _ in dense([784, 64, 10], "relu").named_children()]
     ['dense1', 'activation1', 'dense2']
@@ -68,31 +66,34 @@ def lenet(
     head: Sequence[int] = (120, 84),
     activation: str = "tanh",
 ) -> nn.Sequential:
-    """Two convolutions conv1 and conv2, each followed by the activation and a pool of 2, then dense layers.
+    """Return convolutions conv1 and conv2, each with the activation and a pool of 2, then `dense`.
 
-    The kernels have no padding; images of fewer than 12 pixels to a side get kernels of 3 with a
-    padding of 1. A maximum is taken before the activation: the same for one that never falls, and a
-    quarter of the work.
+    The kernels have no padding. Images of fewer than 12 pixels to a side would vanish under two
+    kernels of 5 and two pools: they get kernels of 3 with a padding of 1. A maximum is taken before
+    the activation: a monotonic activation gives the same output, for a quarter of the work.
 
     >>> lenet((3, 32, 32)).dense1  # LeNet-5: 32 − 4 = 28, halved 14, − 4 = 10, halved 5
     Linear(in_features=400, out_features=120, bias=True)
     """
-    kernel, padding = (3, 1) if min(shape[1:]) < SMALL else (kernel, 0)
+    padding = 0
+    if min(shape[1:]) < 12:
+        kernel = 3
+        padding = 1
     model = nn.Sequential()
     sides = list(shape[1:])
     for number, (before, after) in enumerate(itertools.pairwise((shape[0], *channels)), start=1):
         convolution = nn.utils.skip_init(nn.Conv2d, before, after, kernel, padding=padding)
         model.add_module(f"conv{number}", convolution)
-        after_it = {"pool": POOLS[pool](2), "conv_activation": ACTIVATIONS[activation]()}
-        for name in sorted(after_it, reverse=pool == "max"):
-            model.add_module(f"{name}{number}", after_it[name])
+        followers = {"pool": POOLS[pool](2), "conv_activation": ACTIVATIONS[activation]()}
+        for name in sorted(followers, reverse=pool == "max"):
+            model.add_module(f"{name}{number}", followers[name])
         sides = [(side + 2 * padding - kernel + 1) // 2 for side in sides]
     model.add_module("flatten", nn.Flatten())
     return dense([channels[-1] * sides[0] * sides[1], *head, 10], activation, model)
 
 
 def glorot_(model: nn.Module, generator: torch.Generator) -> None:
-    """Every weight of two or more dimensions by Glorot's uniform rule; every bias zero."""
+    """Draw every weight of two or more dimensions by Glorot's uniform rule; set biases to zero."""
     for parameter in model.parameters():
         if parameter.ndim > 1:
             nn.init.xavier_uniform_(parameter, generator=generator)
@@ -101,9 +102,9 @@ def glorot_(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def default_(model: nn.Module, seed: int) -> None:
-    """Weights and biases as PyTorch draws them for a new layer."""
+    """Draw weights and biases as PyTorch does for a new layer."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         for layer in model.modules():
             if isinstance(layer, (nn.Linear, nn.Conv2d)):
                 layer.reset_parameters()

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from dense import dense_curvature, ends
-from hessinit import quadratic_form
-from hessinit.errors import ProblemError
+from hessinit import Problem, ProblemError
+from hessinit_paper import quadratic_form
 from tiny import LOSS, Calling, Net, batch, network
 from zoo.snapshot import differences, snapshot
 
@@ -43,7 +43,7 @@ def test_uneven_batches_count_by_their_examples_and_those_of_a_sum_add_up(reduct
     given = random_directions(2, first=(5, 4), last=(3, 5))
     factor = 9 if reduction == "sum" else 1
     loss = nn.CrossEntropyLoss(reduction=reduction)
-    forms = quadratic_form(model, loss, pieces, directions=given)
+    forms = quadratic_form(Problem(model, loss, pieces), directions=given)
     for what, kind in MEANINGS.items():
         truth = dense_curvature(model, LOSS, joined(pieces), kind).layers
         for row in forms:
@@ -57,7 +57,7 @@ def test_the_gradient_direction_is_the_loss_gradient() -> None:
     x, y = joined(pieces)
     gradients = torch.autograd.grad(LOSS(model(x.double()), y), [model[0].weight, model[2].weight])
     truth = dense_curvature(model, LOSS, (x, y), "hessian").layers
-    forms = quadratic_form(model, LOSS, pieces, directions="gradient")
+    forms = quadratic_form(Problem(model, LOSS, pieces), directions="gradient")
     for row, gradient in zip(forms, gradients, strict=True):
         assert row.length == pytest.approx([gradient.norm().item()], rel=1e-12)
         assert row.exact == pytest.approx(along(truth[row.name], gradient[None]), rel=1e-10)
@@ -66,7 +66,7 @@ def test_the_gradient_direction_is_the_loss_gradient() -> None:
 def test_the_mean_over_random_directions_is_the_trace_over_the_size() -> None:
     # So it is for signs, as it is for the unit sphere.
     model, size = network(dtype=torch.float64), 20
-    form = quadratic_form(model, LOSS, batch(), draws=2000, layers="0")["0"]
+    form = quadratic_form(Problem(model, LOSS, batch(), layers="0"), draws=2000)["0"]
     for what, kind in MEANINGS.items():
         trace = dense_curvature(model, LOSS, batch(), kind).layers["0"].trace().item()
         values = numpy.array(getattr(form, what))
@@ -80,15 +80,15 @@ def test_the_mean_over_random_directions_is_the_trace_over_the_size() -> None:
 
 def test_the_same_seed_gives_the_same_bits_and_layers_of_one_shape_different_directions() -> None:
     model = network()
-    first, again = (quadratic_form(model, LOSS, batch(), draws=5, seed=3) for _ in range(2))
+    first, again = (quadratic_form(Problem(model, LOSS, batch(), seed=3), draws=5) for _ in range(2))
     assert [row.exact for row in first] == [row.exact for row in again]
-    alone = quadratic_form(model, LOSS, batch(), draws=3, seed=3, layers="2")
+    alone = quadratic_form(Problem(model, LOSS, batch(), seed=3, layers="2"), draws=3)
     assert alone["2"].theorem1 == pytest.approx(first["2"].theorem1[:3], rel=1e-5)
-    other = quadratic_form(model, LOSS, batch(), draws=5, seed=4)
+    other = quadratic_form(Problem(model, LOSS, batch(), seed=4), draws=5)
     assert not set(first["2"].exact) & set(other["2"].exact)
     twins = Net(lambda m, x: m.one(x) + m.two(x), one=nn.Linear(4, 3), two=nn.Linear(4, 3))
     twins.two.load_state_dict(twins.one.state_dict())
-    one, two = quadratic_form(twins, LOSS, batch())
+    one, two = quadratic_form(Problem(twins, LOSS, batch()))
     assert one.exact != pytest.approx(two.exact, rel=1e-2)
 
 
@@ -98,7 +98,7 @@ def test_a_loss_linear_in_the_output_leaves_the_exact_form() -> None:
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return output[:, 0].mean()
 
-    forms = quadratic_form(model, loss, batch(), directions=given)
+    forms = quadratic_form(Problem(model, loss, batch()), directions=given)
     truth = dense_curvature(model, loss, batch(), "hessian").layers
     assert forms["0"].theorem1 == (0.0, 0.0)
     assert forms["0"].exact == pytest.approx(along(truth["0"], given["0"]), rel=1e-10)
@@ -110,8 +110,9 @@ def test_a_loss_linear_in_the_output_leaves_the_exact_form() -> None:
 def test_a_scalar_weight_and_a_scalar_output_have_a_quadratic_form_too(directions: Any) -> None:
     model = Net(lambda m, x: (m.scale**2 * x).mean(), scale=nn.Parameter(torch.tensor(0.5)))
     data = (torch.full((6, 4), 3.0), torch.zeros(6))
-    options = {"layers": None if isinstance(directions, dict) else "scale", "reduction": "mean"}
-    forms = quadratic_form(model, lambda z, _: z**2 / 2, [data, data], directions=directions, **options)
+    layers = None if isinstance(directions, dict) else "scale"
+    problem = Problem(model, lambda z, _: z**2 / 2, [data, data], layers=layers, reduction="mean")
+    forms = quadratic_form(problem, directions=directions)
     row = forms["scale"]
     # z = 3 s²: the output's change is 6 s, and s⁴ · 9/2 has the second derivative 54 s².
     assert row.rayleigh == pytest.approx([54 * 0.25] * row.draws, rel=1e-5)
@@ -121,12 +122,12 @@ def test_a_scalar_weight_and_a_scalar_output_have_a_quadratic_form_too(direction
 def test_what_has_no_curvature_gives_zeros() -> None:
     model = Calling(lambda net, x: net(x))
     model.spare = nn.Linear(4, 4)
-    forms = quadratic_form(model, LOSS, batch(), draws=2)
+    forms = quadratic_form(Problem(model, LOSS, batch()), draws=2)
     assert forms.names == ("inner.0", "inner.2", "spare")
     assert forms["spare"].exact == forms["spare"].theorem1 == (0.0, 0.0)
     assert forms.notes == ("Not used by the forward, so without curvature: spare.",)
-    assert quadratic_form(model, LOSS, batch(), directions="gradient")["spare"].length == (0.0,)
-    row = quadratic_form(network(), LOSS, batch(), directions={"0": torch.zeros(5, 4)})["0"]
+    assert quadratic_form(Problem(model, LOSS, batch()), directions="gradient")["spare"].length == (0.0,)
+    row = quadratic_form(Problem(network(), LOSS, batch()), directions={"0": torch.zeros(5, 4)})["0"]
     assert (row.exact, row.theorem1, row.length) == ((0.0,), (0.0,), (0.0,))
     assert (row.error_to_approximation, row.error_to_exact, row.ratio) == ((0.0,), (0.0,), 1.0)
     assert math.isnan(row.rayleigh[0])
@@ -135,7 +136,7 @@ def test_what_has_no_curvature_gives_zeros() -> None:
 def test_tiny_directions_do_not_vanish_in_single_precision() -> None:
     direction = torch.arange(20.0).view(5, 4) + 1
     small, usual = (
-        quadratic_form(network(), LOSS, batch(), directions={"0": direction * scale})["0"]
+        quadratic_form(Problem(network(), LOSS, batch()), directions={"0": direction * scale})["0"]
         for scale in (1e-30, 1.0)
     )
     assert small.rayleigh == pytest.approx(usual.rayleigh, rel=1e-5)
@@ -160,7 +161,9 @@ def test_what_torch_cannot_batch_goes_one_by_one() -> None:
     model, given = network(dtype=torch.float64), random_directions(3, inner=(5, 4))
     custom = Calling(lambda net, x: net[2](Square.apply(net[0](x))), model)
     plain = Calling(lambda net, x: net[2](net[0](x).square()), model)
-    one, other = (quadratic_form(m, LOSS, batch(), directions=given)["inner.0"] for m in (custom, plain))
+    one, other = (
+        quadratic_form(Problem(m, LOSS, batch()), directions=given)["inner.0"] for m in (custom, plain)
+    )
     assert one.exact == pytest.approx(other.exact, rel=1e-10)
     assert one.theorem1 == pytest.approx(other.theorem1, rel=1e-10)
 
@@ -172,11 +175,11 @@ def test_tied_weights_are_one_row_under_either_name() -> None:
     model.again.weight = model.first.weight
     direction = torch.randn(4, 4)
     truth = dense_curvature(model, LOSS, batch(), "hessian").layers["first"]
-    forms = quadratic_form(model, LOSS, batch(), directions={"again": direction})
+    forms = quadratic_form(Problem(model, LOSS, batch()), directions={"again": direction})
     assert (forms.names, forms["again"].aliases) == (("first",), ("again",))
     assert forms["first"].exact == pytest.approx(along(truth, direction[None]), rel=1e-10)
     with pytest.raises(ProblemError, match="'first' and 'again' are one tied weight"):
-        quadratic_form(model, LOSS, batch(), directions={"first": direction, "again": direction})
+        quadratic_form(Problem(model, LOSS, batch()), directions={"first": direction, "again": direction})
 
 
 def of_first(direction: Any, **options: Any) -> dict[str, Any]:
@@ -214,6 +217,8 @@ def test_bad_input_is_refused_with_a_way_out_and_the_model_left_as_found(
 ) -> None:
     model = Calling(lambda net, x: net(x))
     before = snapshot(model, LOSS, batch())
+    about = {name: value for name, value in options.items() if name in ("layers", "seed")}
+    along = {name: value for name, value in options.items() if name not in about}
     with pytest.raises(ProblemError, match=message):
-        quadratic_form(model, LOSS, batch(), **options)
+        quadratic_form(Problem(model, LOSS, batch(), **about), **along)
     assert differences(before, snapshot(model, LOSS, batch())) == []

@@ -1,30 +1,28 @@
-"""One of the paper's experiments, reproduced: tables beside the printed numbers, figures, and the
-record.
-"""
+"""A reproduced experiment of the paper: tables beside the printed numbers, figures, the record."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
 
-from hessinit.results.result import Plain, Result
+from hessinit.reporting import Document, Result
+
+Plain: TypeAlias = Any  # what json.loads returns: None, bool, int, float, str, lists and dicts
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperCell:
-    """One number of a table: ours over `n` seeds, the printed one, and whether the claim about it
-    holds.
+    """One number of a table: ours over `n` seeds, the printed one, and whether its claim holds.
 
-    `rule` is the tolerance claimed, in words; empty where nothing is claimed, and then `within` is
-    None.
+    `rule` is the claimed tolerance in words. Where nothing is claimed it is empty, and `within` is
+    None. `error` is the standard error of the mean; None where there is none, as for one seed.
     """
 
     row: str
     column: str
     ours: float
-    error: float | None = (
-        None  # standard error of the mean; None where there is none, as for one seed
-    )
+    error: float | None = None
     n: int
     paper: float | None = None
     rule: str = ""
@@ -34,7 +32,7 @@ class PaperCell:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
-    """Cells by row and column; not every place need have one."""
+    """Cells by row and column; some combinations may have none."""
 
     title: str
     corner: str  # what the row names are
@@ -44,6 +42,7 @@ class PaperTable:
     note: str = ""
 
     def cell(self, row: str, column: str) -> PaperCell | None:
+        """Return the number in that row and column, if there is one."""
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
 
@@ -82,9 +81,9 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Reproduction(Result):
-    """An experiment on one set of data in one variant, with everything needed to check it.
+    """An experiment on one data set in one variant, with everything needed to check it.
 
-    `results` are the raw values of every piece of work, by its key.
+    `results` are the raw values of every job, by its key.
     """
 
     KIND: ClassVar[str] = "hessinit reproduction"
@@ -103,12 +102,23 @@ class Reproduction(Result):
     revision: str  # of hessinit
     versions: dict[str, str]
     hardware: dict[str, str]
-    seconds: float  # of all pieces of work together, on one core each
+    seconds: float  # of all jobs together, on one core each
     results: dict[str, Plain]
+
+    def describe(self) -> Document:
+        """Return the document that print, plots and pages show."""
+        return self.describe_several([self])
+
+    @classmethod
+    def describe_several(cls, results: Sequence[Reproduction]) -> Document:
+        """Return one document of several experiments, in the order of the paper."""
+        from hessinit_paper.reproduction_page import describe_reproductions
+
+        return describe_reproductions(results)
 
     @property
     def judged(self) -> tuple[PaperCell, ...]:
-        """The cells about which something is claimed."""
+        """The cells about which a claim is made."""
         cells = [cell for table in self.findings.tables for cell in table.cells]
         return tuple(cell for cell in cells if cell.within is not None)
 
