@@ -25,7 +25,6 @@ from hessinit.cli.problem_file import (
     load_problem,
     shared_keywords,
 )
-from hessinit.present.comparison import any_learns
 from hessinit.present.words import count, format_number
 from hessinit.progress import StepCounter, progress_bar
 
@@ -210,7 +209,7 @@ def _run_grid(
             run = getattr(hessinit, verb)
             comparison = run(build, problem, loaded.batch, settings=settings, **chosen)
     output.write(comparison)
-    if not any_learns(comparison):
+    if not comparison.learners:
         stop("Nothing learned: the result says more.", NOT_MET)
 
 

@@ -78,7 +78,7 @@ def best_scheme(comparison: Comparison, rate: float) -> str | None:
 
 def conclude_comparison(comparison: Comparison) -> list[str]:
     """Return which scheme has the lowest loss, which one is robust, and which do not train."""
-    trained = [s for s in rank_schemes(comparison) if scheme_learns(comparison, s)]
+    trained = comparison.learners
     if not trained:
         return []
     doubt = w.text_if(len(comparison.seeds) == 1, " (one seed: no error bars)")
@@ -98,7 +98,7 @@ def _name_failures(comparison: Comparison) -> Iterator[str]:
     if failed := [scheme for scheme, rate in rates.items() if math.isnan(rate)]:
         verb = w.agree(failed, "does", "do")
         yield f"{w.join_names(failed)} {verb} not train with every seed at {where}."
-    if idle := [s for s in rates if s not in failed and not scheme_learns(comparison, s)]:
+    if idle := [s for s in rates if s not in failed and s not in comparison.learners]:
         verb = w.agree(idle, "does", "do")
         yield (
             f"{w.join_names(idle)} {verb} not learn in {w.count(comparison.steps, 'step')} at "
@@ -118,16 +118,6 @@ def _name_chance(comparison: Comparison) -> str:
         return "that of a constant output"
     first = w.text_if(any(run.first_loss < chance for run in comparison.runs), "the first one or ")
     return f"{first}that of a constant output ({w.format_number(chance)})"
-
-
-def any_learns(comparison: Comparison) -> bool:
-    return any(scheme_learns(comparison, scheme) for scheme in comparison.schemes)
-
-
-def scheme_learns(comparison: Comparison, scheme: str) -> bool:
-    """Return whether the scheme learns at its best rate."""
-    rate = comparison.best_rate(scheme)
-    return not math.isnan(rate) and comparison.learns(scheme, rate)
 
 
 def _ties(comparison: Comparison, best: str, second: str) -> bool:
@@ -163,7 +153,7 @@ def _write_best(comparison: Comparison, scheme: str) -> str:
 
 def _nothing_trains(comparison: Comparison) -> str:
     """Return why there is no result; "" where a scheme learns."""
-    if any_learns(comparison):
+    if comparison.learners:
         return ""
     runs = [run for run in comparison.runs if run.applies]
     if not runs:
@@ -183,9 +173,9 @@ def _nothing_trains(comparison: Comparison) -> str:
 
 
 def _key_numbers(comparison: Comparison) -> list[doc.KeyNumber]:
-    scheme = rank_schemes(comparison)[0]
-    if not scheme_learns(comparison, scheme):
+    if not comparison.learners:
         return []
+    scheme = comparison.learners[0]
     numbers = [
         doc.KeyNumber("lowest final loss", w.shorten(scheme), _write_best(comparison, scheme))
     ]
@@ -318,15 +308,16 @@ def loss_column(
     cells = [
         _write_loss(comparison, scheme, rate, errors) + "*" * (scheme == best) for scheme in schemes
     ]
-    marks = dict.fromkeys(schemes, "")
-    marks |= {s: "best" for s in schemes if s == best}
-    marks |= {s: "diverged" for s in schemes if comparison.diverged(s, rate)}
+    marks = [
+        "diverged" if comparison.diverged(scheme, rate) else w.text_if(scheme == best, "best")
+        for scheme in schemes
+    ]
     return doc.Column(
         heading,
         cells,
         8,
         keys=[_trained_loss(comparison, scheme, rate) for scheme in schemes],
-        marks=list(marks.values()),
+        marks=marks,
     )
 
 

@@ -52,7 +52,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: `y` over `x`, or over the layers; error bars (or a band) go from `low` to `high`."""
+    """One curve: `y` over `x`, or over the layers; error bars (or a band) span `low` to `high`."""
 
     name: str
     y: Numbers

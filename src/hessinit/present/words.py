@@ -78,7 +78,7 @@ def write_known(
 
 
 def format_mean(mean: float, error: float) -> str:
-    """Write a mean with three figures and its standard error with as many decimals; nan is no error.
+    """Write a mean with three figures, and its standard error (nan: none) with as many decimals.
 
     An error that would show as 0 has two figures.
 
