@@ -205,11 +205,10 @@ def _explain_losses(comparison: Comparison) -> str:
     error = w.text_if(_has_errors(comparison), ", ± its standard error over seeds")
     diverged = w.text_if(any(run.diverged for run in comparison.runs), "; ✗ diverged (seeds)")
     chance = f"; ° does not learn: no lower than {_name_chance(comparison)}"
-    idle = w.text_if(_any_idle(comparison), chance)
     norms = w.text_if(any(run.norms for run in comparison.runs), " ‖H‖: at initialization.")
     return (
         f"Final loss: the mean training loss of the last {last} steps{error}; * lowest{diverged}"
-        f"{idle}.{norms}"
+        f"{w.text_if(_any_idle(comparison), chance)}.{norms}"
     )
 
 

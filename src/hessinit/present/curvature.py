@@ -247,9 +247,8 @@ def _rate_block(report: CurvatureReport, marks: Sequence[doc.ReferenceLine]) -> 
     if has_rates(report):
         caption = "Learning rates of plain gradient descent with these weights"
         labels = [f"{mark.label}: {w.format_number(mark.value)}." for mark in marks]
-        description = " ".join([limit, *labels])
         rates = (report.learning_rate, report.stable_learning_rate)
-        return doc.RateLine("rates", caption, description, *rates, marks)
+        return doc.RateLine("rates", caption, " ".join([limit, *labels]), *rates, marks)
     if 0 < norm < math.inf:
         return doc.Paragraph(_bound_rates(report), page_only=True)
     return doc.Paragraph(
@@ -289,9 +288,8 @@ def describe_cost(report: CurvatureReport) -> str:
 
 def _tell_data(measured: CurvatureReport | MeasurementPlan) -> str:
     """Return which matrix is measured on which examples."""
-    examples = w.count(measured.examples, "example")
     batches = w.tell_batches(measured.batches)
-    return f"{MATRIX_NAMES[measured.curvature]} on {examples}{batches}"
+    return f"{MATRIX_NAMES[measured.curvature]} on {w.count(measured.examples, 'example')}{batches}"
 
 
 def describe_expected(plan: MeasurementPlan) -> doc.Document:

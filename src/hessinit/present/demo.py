@@ -149,6 +149,5 @@ def _loss_table(name: str, grid: Comparison) -> doc.Table:
         loss_column(grid, starts, rate, w.format_number(rate)) for rate in grid.learning_rates
     ]
     means = doc.Column("excess", [_write_excess(grid, start) for start in starts], 9)
-    columns = [w.name_column("start", starts), *losses, means]
     caption = f"{name} network: final loss at each learning rate, and its mean excess."
-    return doc.Table(caption, columns, show_caption=True)
+    return doc.Table(caption, [w.name_column("start", starts), *losses, means], show_caption=True)

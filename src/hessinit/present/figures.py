@@ -226,8 +226,7 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
             is_light = math.isnan(value) or 0.3 * red + 0.59 * green + 0.11 * blue > 0.5
             cell = printable(chart.texts[down][across])
             ink = "black" if is_light else "white"
-            size = LAYOUT.points
-            ax.text(across, down, cell, color=ink, ha="center", va="center", fontsize=size)
+            ax.text(across, down, cell, color=ink, ha="center", va="center", fontsize=LAYOUT.points)
     ax.set_xticks(range(len(chart.columns)), list(map(_brief, chart.columns)))
     ax.set_yticks(range(len(chart.rows)), list(map(_brief, chart.rows)))
     ax.tick_params(length=0)
@@ -276,11 +275,10 @@ def _finish(ax: Axes, chart: Chart) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if len(handles) > 1 or isinstance(chart, RateLine):
         shown = list(map(_brief, labels))
-        columns = max(1, int(inches / (LAYOUT.letter * (max(map(len, shown)) + 5))))
         ax.legend(
             handles,
             shown,
-            ncols=columns,
+            ncols=max(1, int(inches / (LAYOUT.letter * (max(map(len, shown)) + 5)))),
             title=caption,
             alignment="left",
             loc="lower left",

@@ -294,10 +294,9 @@ def _point_tables(points: Sequence[TrackedPoint]) -> list[doc.Block]:
     if len(shown) == len(points):
         return [table]
     remark = f"{len(shown)} of {len(points)} measurements are shown; .points has all."
-    page_columns = _columns(spread_out(points, EXTENT.page_rows))
     return [
         replace(table, text_only=True),
-        doc.Table("Measurements", page_columns, page_only=True),
+        doc.Table("Measurements", _columns(spread_out(points, EXTENT.page_rows)), page_only=True),
         doc.Paragraph(remark, text_only=True),
     ]
 

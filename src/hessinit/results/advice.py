@@ -196,14 +196,13 @@ def advise_descent(
     norm = descent.norm(top, bottom)
     why_best, why_stable = say.explain_descent(descent, norm.value)
     best = descent.best(norm.value)
-    stable = descent.stability_limit(norm.value)
     flat = 0 < norm.value < FLAT_INITIALIZATION
     return LearningRateAdvice(
         optimizer=str(descent),
         lr=lr,
         learning_rate=best,
         learning_rate_reason=why_best,
-        stable_learning_rate=stable,
+        stable_learning_rate=descent.stability_limit(norm.value),
         stable_reason=why_stable,
         warmup=untried_warmup(lr, best),
         norm=norm,
@@ -217,11 +216,10 @@ def with_trials(
 ) -> LearningRateAdvice:
     """The advice with the rate that follows from trials, and with the warmup that was tried."""
     say = presenter("advice")
-    reason = say.explain_trials(tried)
     return replace(
         advice,
         learning_rate=tried.rate,
-        learning_rate_reason=reason,
+        learning_rate_reason=say.explain_trials(tried),
         stable_reason=say.explain_limit(
             advice.stable_reason, advice.stable_learning_rate, tried.trials
         ),
