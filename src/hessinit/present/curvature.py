@@ -48,10 +48,8 @@ def describe_report(report: CurvatureReport) -> doc.Document:
     """Return norms and learning rates, the details that were measured, and the cost."""
     details = detail_sections(report)
     shown = [chart for section in details for chart in section.blocks]
+    charts = [norms_chart(report)] if report.layers else []
     table = doc.Table("Curvature of every layer and of the network", _columns(report), fixed=1)
-    layers: list[doc.Block] = [table]
-    if report.layers:
-        layers.insert(0, norms_chart(report))
     pairs = [
         *w.write_fields(
             report, ("curvature", "examples", "batches", "loss", "engine", "tolerance", "seed")
@@ -69,7 +67,7 @@ def describe_report(report: CurvatureReport) -> doc.Document:
         numbers=_key_numbers(report),
         verdict=[*_judge(report), conclude(report), *conclude_details(report)],
         sections=[
-            doc.Section("Curvature by layer", layers, "layers"),
+            doc.Section("Curvature by layer", [*charts, table], "layers"),
             rate_section(report),
             *details,
             doc.Section("Measurement", measured, "measured"),
@@ -189,9 +187,9 @@ def norms_chart(report: CurvatureReport) -> doc.LineChart:
             details=[describe_layer(layer) for layer in report],
         )
     ]
-    approximations = [
-        None if row.approximation is None else abs(row.approximation.value) for row in report
-    ]
+    approximations = w.map_known(
+        [row.approximation for row in report], lambda norm: abs(norm.value), None
+    )
     # Without a number in it, the chart leaves this curve out.
     series.append(doc.Series("Gauss-Newton", approximations, color="vermilion", hollow=True))
     bound = w.text_if(not report.network_measured, "at least ")
@@ -439,10 +437,8 @@ def _compare_matrices(report: CurvatureReport) -> str:
             f"{w.call_layer(name)}'s exact Hessian is {times} times its Gauss-Newton approximation."
         )
     agreed = "The exact Hessian and Gauss-Newton agree within 1 % on every layer"
-    gap_of_all = report.network.gap
-    if not report.network_measured or gap_of_all is None or not 0 < gap_of_all < math.inf:
-        return f"{agreed}."
-    if abs(gap_of_all - 1) < 0.01:
+    gap_of_all = report.network.gap if report.network_measured else None
+    if gap_of_all is None or not 0 < gap_of_all < math.inf or abs(gap_of_all - 1) < 0.01:
         return f"{agreed}."
     # Layer by layer a ReLU network has no gap; all of it is between the layers.
     times = w.format_ratio(gap_of_all)

@@ -22,7 +22,7 @@ from hessinit.present.document import (
     ReferenceLine,
     Series,
 )
-from hessinit.present.words import format_number, printable, shorten
+from hessinit.present.words import format_number, map_known, printable, shorten
 
 MARKERS = {"circle": "o", "cross": "X", "square": "s", "diamond": "D", "triangle": "^"}
 
@@ -175,7 +175,7 @@ def _marker_style(chart: LineChart, series: Series, color: Any) -> dict[str, Any
 def positions(series: Series) -> list[float]:
     if series.x is None:
         return [float(number) for number in range(len(series.y))]
-    return [math.nan if value is None else float(value) for value in series.x]
+    return map_known(series.x, float, math.nan)
 
 
 @dataclass(frozen=True)

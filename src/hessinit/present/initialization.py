@@ -163,8 +163,8 @@ def _tell_work(result: Initialization) -> str:
 
 
 def _key_numbers(result: Initialization) -> list[doc.KeyNumber]:
-    before, after = w.write_known(
-        (result.before, result.after), lambda report: w.format_number(report.network.norm)
+    before, after = w.map_known(
+        (result.before, result.after), lambda report: w.format_number(report.network.norm), ""
     )
     note = ""
     if result.symmetries:
@@ -173,7 +173,7 @@ def _key_numbers(result: Initialization) -> list[doc.KeyNumber]:
         note = f"of {_whose(result)}"
     elif _was_not_finite(result):
         before = "not finite"
-    rate, target = w.write_known((result.lr, result.target), w.format_number)
+    rate, target = w.map_known((result.lr, result.target), w.format_number, "")
     winner = result.trials[0].name if result.trials and result.converged else ""
     numbers = [
         doc.KeyNumber("Learning rate", rate),
@@ -343,8 +343,10 @@ def initialization_columns(result: Initialization) -> list[doc.Column]:
     if not has_norms and all(factor == 1 for factor in result.scales.values()):
         return []
     names = [*_names(result), *["network"] * has_norms]
-    scales = w.write_known(
-        [result.scales.get(name) for name in names], lambda factor: f"× {w.format_number(factor)}"
+    scales = w.map_known(
+        [result.scales.get(name) for name in names],
+        lambda factor: f"× {w.format_number(factor)}",
+        "",
     )
     columns = [w.name_column("layer", names), doc.Column("scale", scales, 8)]
     if result.before is not None:
@@ -362,7 +364,7 @@ def _norm_column(
 ) -> doc.Column:
     rows = _rows(report, names)
     return doc.Column(
-        heading, w.write_known(rows, lambda row: w.format_estimate(row.estimate)), importance
+        heading, w.map_known(rows, lambda row: w.format_estimate(row.estimate), ""), importance
     )
 
 
@@ -385,11 +387,11 @@ def before_and_after_chart(result: Initialization) -> doc.LineChart:
             is_hollow = label == "before"
             curve = doc.Series(
                 label,
-                [None if row is None else row.norm for row in rows],
+                w.map_known(rows, lambda row: row.norm, None),
                 None,
                 color,
                 hollow=is_hollow,
-                details=w.write_known(rows, describe_layer),
+                details=w.map_known(rows, describe_layer, ""),
             )
             series.append(curve)
             network = f"network {label} {w.format_number(report.network.norm)}"

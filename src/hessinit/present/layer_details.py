@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from hessinit.present import document as doc
@@ -114,7 +115,7 @@ def _jacobian_blocks(report: CurvatureReport) -> list[doc.Block]:
 def _jacobian_chart(report: CurvatureReport) -> doc.LineChart:
     series = []
     for name, color in (("forward", "orange"), ("backward", "purple")):
-        means = [None if mean is None else mean.value for mean in _jacobians(report, name)]
+        means = w.map_known(_jacobians(report, name), lambda mean: mean.value, None)
         largest = _jacobians(report, f"{name}_largest")
         series.append(doc.Series(name, means, None, color, low=means, high=largest))
     return layer_chart(
@@ -131,7 +132,7 @@ def _jacobian_chart(report: CurvatureReport) -> doc.LineChart:
 
 
 def _bounds_chart(report: CurvatureReport) -> doc.LineChart:
-    norms = [None if (norm := _gauss_newton(row)) is None else abs(norm.value) for row in report]
+    norms = w.map_known(map(_gauss_newton, report), lambda norm: abs(norm.value), None)
     series = [
         doc.Series("paper's bound", _jacobians(report, "paper_bound"), color="vermilion"),
         doc.Series("rigorous bound", _jacobians(report, "rigorous_bound"), color="green"),
@@ -151,7 +152,7 @@ def _jacobian_table(report: CurvatureReport) -> doc.Table:
         ("rigorous", _jacobians(report, "rigorous_bound"), 7),
         ("paper", _jacobians(report, "paper_bound"), 6),
     ):
-        columns.append(doc.Column(heading, w.write_known(values, _write, "–"), importance))
+        columns.append(doc.Column(heading, w.map_known(values, _write, "–"), importance))
     reasons = [reason or "" for reason in _jacobians(report, "reason")]
     caption = (
         "Jacobian norms from the input to the layer (forward), of its activation (‖A‖) and from "
@@ -187,7 +188,7 @@ def _conclude_bounds(report: CurvatureReport) -> str:
 
 
 def _jacobians(report: CurvatureReport, field: str) -> list[Any]:
-    return [None if row.jacobians is None else getattr(row.jacobians, field) for row in report]
+    return w.map_known([row.jacobians for row in report], attrgetter(field), None)
 
 
 def _gauss_newton(row: LayerCurvature) -> Estimate | None:
@@ -222,7 +223,7 @@ def _diagnostics_blocks(report: CurvatureReport) -> list[doc.Block]:
         ("dead", "dead", 7, w.format_percent),
         ("saturated", "saturated", 7, w.format_percent),
     ):
-        cells = w.write_known([getattr(row, field) for row in rows], write)
+        cells = w.map_known([getattr(row, field) for row in rows], write, "")
         columns.append(doc.Column(heading, cells, importance))
     caption = (
         "Activations of each layer (mean, std; std before the activation), their loss gradient, "

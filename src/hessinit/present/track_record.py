@@ -33,8 +33,8 @@ EXTENT = Extent()
 def describe_tracking(tracking: Tracking) -> doc.Document:
     """Return the verdict, the charts of loss and sharpness, and the table of all points."""
     facts = tracking.versions
-    if name := w.shorten(tracking.name):
-        facts = {"model": name}
+    if tracking.name:
+        facts = {"model": tracking.name}
     return doc.Document(
         title=w.title("Curvature during training", facts),
         verdict=[*conclude_tracking(tracking), _describe_cost(tracking)],
@@ -81,10 +81,11 @@ def find_divergence(tracking: Tracking) -> tuple[int, float] | None:
 
     None if the last loss is finite.
     """
-    losses = dict(tracking.losses)
-    for point in tracking.points:
-        if point.training_loss is not None:
-            losses[point.step] = point.training_loss
+    losses = dict(tracking.losses) | {
+        point.step: point.training_loss
+        for point in tracking.points
+        if point.training_loss is not None
+    }
     latest_first = sorted(losses.items(), reverse=True)
     diverged = list(takewhile(lambda pair: not math.isfinite(pair[1]), latest_first))
     return diverged[-1] if diverged else None
@@ -314,7 +315,7 @@ def _columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:
         for point in points
     ]
     ratios = _column("lr / limit", points, "lr_over_limit", 8)
-    ratio_cells = w.write_known([point.lr_over_limit for point in points], w.format_ratio)
+    ratio_cells = w.map_known([point.lr_over_limit for point in points], w.format_ratio, "")
     marks = [w.text_if(ratio >= 1, "diverged") for ratio in _numbers(points, "lr_over_limit")]
     sharpest = [max(point.layers, key=point.layers.__getitem__, default="") for point in points]
     return [
@@ -332,15 +333,12 @@ def _columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:
 def _column(
     heading: str, points: Sequence[TrackedPoint], field: str, importance: int
 ) -> doc.Column:
-    cells = w.write_known([getattr(point, field) for point in points], w.format_number)
+    cells = w.map_known([getattr(point, field) for point in points], w.format_number, "")
     return doc.Column(heading, cells, importance, keys=_numbers(points, field))
 
 
 def _numbers(points: Sequence[TrackedPoint], field: str) -> list[float]:
-    return [
-        math.nan if value is None else value
-        for value in [getattr(point, field) for point in points]
-    ]
+    return w.map_known([getattr(point, field) for point in points], float, math.nan)
 
 
 def _describe_point(point: TrackedPoint) -> str:

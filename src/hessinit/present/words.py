@@ -18,6 +18,8 @@ LONGEST_NAME = 80  # letters: a longer one would bury the sentence or the table 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 T = TypeVar("T")
+R = TypeVar("R")
+U = TypeVar("U")
 
 LOGARITHMIC_FROM = 5.0  # ratio of the largest to the smallest value on an axis
 CURVES = ("blue", "orange", "green", "purple", "sky", "grey")  # vermilion is hessinit's
@@ -70,11 +72,9 @@ def text_if(condition: object, text: str) -> str:
     return text if condition else ""
 
 
-def write_known(
-    values: Iterable[T | None], write: Callable[[T], str], unknown: str = ""
-) -> list[str]:
-    """Write each value; `unknown` stands where there is none."""
-    return [unknown if value is None else write(value) for value in values]
+def map_known(values: Iterable[T | None], function: Callable[[T], R], unknown: U) -> list[R | U]:
+    """Apply the function to each value; `unknown` stands where there is none."""
+    return [unknown if value is None else function(value) for value in values]
 
 
 def format_mean(mean: float, error: float) -> str:

@@ -47,16 +47,16 @@ class Descent:
     @property
     def lasting(self) -> float:
         """How far a unit of rate moves a weight in the end, under a constant gradient of 1."""
-        return 1 / (1 - self.momentum) if self.momentum else 1.0
+        return 1 / (1 - self.momentum)
 
     def best(self, norm: float) -> float:
         """Return the rate at which no step, nor what lasts of it, is longer than `1/norm`."""
-        first = 1 + self.momentum if self.nesterov else 1.0
+        first = 1 + self.momentum * self.nesterov
         return 1 / (norm * max(self.lasting, first)) if norm else math.inf
 
     def stability_limit(self, norm: float) -> float:
         """Return the largest stable rate on a quadratic of this norm."""
-        strength = 1 + 2 * self.momentum if self.nesterov else 1
+        strength = 1 + 2 * self.momentum * self.nesterov
         return (2 + 2 * self.momentum) / (strength * norm) if norm else math.inf
 
     def norm(self, top: Estimate, bottom: Estimate) -> Estimate:
