@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
@@ -254,8 +254,8 @@ def _scheme_columns(comparison: Comparison) -> list[doc.Column]:
         # A narrow terminal leaves out the rates farthest from the best one, and never that one.
         distance = abs(position - best)
         importance = max(1, 7 - distance) if distance else 8
-        column = loss_column(comparison, schemes, rate, f"lr {w.format_number(rate)}")
-        columns.append(replace(column, importance=importance))
+        heading = f"lr {w.format_number(rate)}"
+        columns.append(loss_column(comparison, schemes, rate, heading, importance))
     columns.append(
         doc.Column(
             "‖H‖",
@@ -299,7 +299,7 @@ def _sweep_columns(comparison: Comparison) -> list[doc.Column]:
 
 
 def loss_column(
-    comparison: Comparison, schemes: Sequence[str], rate: float, heading: str
+    comparison: Comparison, schemes: Sequence[str], rate: float, heading: str, importance: int = 8
 ) -> doc.Column:
     """Return the final losses at one rate, in which the lowest and the diverged ones are marked."""
     best = best_scheme(comparison, rate)
@@ -314,7 +314,7 @@ def loss_column(
     return doc.Column(
         heading,
         cells,
-        8,
+        importance,
         keys=[_trained_loss(comparison, scheme, rate) for scheme in schemes],
         marks=marks,
     )
@@ -420,7 +420,7 @@ def _final_loss(comparison: Comparison, scheme: str, rate: float, x: float) -> d
     loss = _trained_loss(comparison, scheme, rate)
     details = [_describe_cell(comparison, scheme, rate)]
     if math.isnan(loss):
-        return w.crosses(scheme, [math.inf], [x], details, color="vermilion")
+        return w.crosses(scheme, [math.inf], [x], "vermilion", details=details)
     point = doc.Series(scheme, [loss], [x], points=True, in_legend=False, details=details)
     error = comparison.error(scheme, rate)
     if math.isnan(error):
@@ -438,7 +438,7 @@ def _loss_curves(comparison: Comparison) -> list[doc.Block]:
     if comparison.kind == "sweep":
         schemes = comparison.schemes
         colors = zip(schemes, w.ramp(comparison.stds), strict=True)
-        looks = {scheme: {"color": color} for scheme, color in colors}
+        looks = {scheme: (color, False) for scheme, color in colors}
     series = []
     ends = []
     for scheme in schemes:
@@ -511,7 +511,7 @@ def _heights(curve: doc.Series) -> list[float]:
 
 
 def loss_series(
-    runs: Sequence[Run], steps: int, name: str, style: dict[str, Any]
+    runs: Sequence[Run], steps: int, name: str, look: tuple[doc.Color, bool]
 ) -> list[doc.Series]:
     """Return the median loss with the range over the seeds that finish.
 
@@ -522,7 +522,8 @@ def loss_series(
     curves = [(run, list(takewhile(math.isfinite, run.losses[:MOST_POINTS]))) for run in runs]
     finished = [losses for run, losses in curves if run.finite]
     columns = list(zip(*(finished or [losses for _, losses in curves]), strict=False))
-    line = doc.Series(name, list(map(statistics.median, columns)), middles[: len(columns)], **style)
+    medians = list(map(statistics.median, columns))
+    line = doc.Series(name, medians, middles[: len(columns)], *look)
     if len(runs) > 1:
         line = replace(line, low=list(map(min, columns)), high=list(map(max, columns)))
     diverged = [losses for run, losses in curves if run.diverged]
@@ -531,4 +532,4 @@ def loss_series(
     longest = max(diverged, key=len)
     step, loss = (middles[len(longest) - 1], longest[-1]) if longest else (0.0, math.inf)
     details = [f"{len(diverged)} of {w.count(len(runs), 'seed')} diverged"]
-    return [line, w.crosses(name, [loss], [step], details, **style)]
+    return [line, w.crosses(name, [loss], [step], *look, details)]

@@ -125,9 +125,9 @@ def _rate_chart(name: str, grid: Comparison) -> doc.LineChart:
     for start in grid.schemes:
         losses = [_loss(grid, start, rate) for rate in grid.learning_rates]
         label = f"{start} {_write_excess(grid, start)}"
-        lines.append(doc.Series(label, losses, grid.learning_rates, **looks[start]))
+        lines.append(doc.Series(label, losses, grid.learning_rates, *looks[start]))
         if failed := [rate for rate in grid.learning_rates if grid.diverged(start, rate)]:
-            crosses.append(w.crosses(label, [GUESSING] * len(failed), failed, **looks[start]))
+            crosses.append(w.crosses(label, [GUESSING] * len(failed), failed, *looks[start]))
     caption = f"{name}: mean excess of the final loss"
     excesses = ", ".join(line.name for line in lines)
     return doc.LineChart(

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
@@ -228,12 +227,12 @@ def _trial_charts(
     series: list[doc.Series] = []
     for (label, trial), color in zip(trials.items(), ("vermilion", *w.CURVES), strict=False):
         if losses := list(takewhile(math.isfinite, trial.losses)):
-            style: dict[str, Any] = {"color": color, "dashed": bool(series)}
+            look = (color, bool(series))
             padded = [*losses, *[None] * (longest - len(losses))]
-            series.append(doc.Series(label, padded, list(range(longest)), **style))
+            series.append(doc.Series(label, padded, list(range(longest)), *look))
             if not trial.survived:
-                end = (losses[-1:], [len(losses) - 1], [trial.reason])
-                series.append(w.crosses(label, *end, **style))
+                end = (losses[-1:], [len(losses) - 1])
+                series.append(w.crosses(label, *end, *look, [trial.reason]))
             first_losses.append(losses[0])
     return loss_charts(name, caption, description, series, first_losses)
 

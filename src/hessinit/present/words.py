@@ -6,10 +6,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import Any, TypeVar
 
-from hessinit.present.document import Column, Numbers, Paragraph, Series
+from hessinit.present.document import Color, Column, Numbers, Paragraph, Series
 from hessinit.results.curvature_report import Estimate
 
 LONGEST_NAME = 80  # letters: a longer one would bury the sentence or the table that it stands in
@@ -218,27 +219,28 @@ def spans_much(values: Sequence[float]) -> bool:
     return bool(values) and min(values) >= 0 and max(values) > LOGARITHMIC_FROM * min(values)
 
 
-def looks(names: Sequence[str]) -> dict[str, Any]:
-    """Return colour and dashes of each curve; hessinit's colour stands out.
+def looks(names: Sequence[str]) -> dict[str, tuple[Color, bool]]:
+    """Return the colour of each curve, hessinit's standing out, and whether it is dashed.
 
     A scheme with "+warmup" has the colour of the one without it, dashed.
     """
     bases = {name: name.removesuffix("+warmup") for name in names}
     schemes = [base for base in dict.fromkeys(bases.values()) if base != "hessinit"]
     colors = dict(zip(schemes, cycle(CURVES), strict=False))
-    return {
-        name: {"color": colors.get(base, "vermilion"), "dashed": name != base}
-        for name, base in bases.items()
-    }
+    return {name: (colors.get(base, "vermilion"), name != base) for name, base in bases.items()}
 
 
 def crosses(
-    name: str, y: Numbers, x: Numbers, details: Sequence[str] | None = None, **style: Any
+    name: str,
+    y: Numbers,
+    x: Numbers,
+    color: Color,
+    dashed: bool = False,
+    details: Sequence[str] | None = None,
 ) -> Series:
     """Return crosses where the curve of that name diverges."""
-    return Series(
-        name, y, x, points=True, symbol="cross", in_legend=False, details=details, **style
-    )
+    curve = Series(name, y, x, color, dashed, points=True, symbol="cross", details=details)
+    return replace(curve, in_legend=False)
 
 
 def ramp(values: Sequence[float]) -> list[str]:
