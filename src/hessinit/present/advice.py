@@ -40,9 +40,8 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
         doc.Column("value", values, 9),
         w.name_column("reason", reasons, wraps=True),
     ]
-    chart = optimizer_chart(advice, f"{advice.learning_rate_reason} {advice.stable_reason}")
     blocks: list[doc.Block] = [
-        chart,
+        optimizer_chart(advice, f"{advice.learning_rate_reason} {advice.stable_reason}"),
         doc.Table("Advice on the learning rate.", columns),
         *w.note_paragraphs(advice.notes),
     ]
@@ -158,15 +157,13 @@ def describe_trial(trial: Trial, lr: float | None, where: str = "on this batch")
     if first != last:
         verb = "fell" if trial.losses[-1] < trial.losses[0] else "rose"
         course = f"{verb} from {first} to {last}"
-    idle = trial.outcome == DID_NOT_LEARN
-    chance = w.text_if(idle, ", not below that of a constant output")
+    chance = w.text_if(trial.outcome == DID_NOT_LEARN, ", not below that of a constant output")
     return f"{training}: the loss {course}{chance}."
 
 
 def _steps(trials: Sequence[Trial]) -> str:
-    fewest = min(trial.steps for trial in trials)
     most = max(trial.steps for trial in trials)
-    return f"{most}" if fewest == most else f"up to {most}"
+    return f"{most}" if min(trial.steps for trial in trials) == most else f"up to {most}"
 
 
 def _tell_failures(trials: Sequence[Trial]) -> str:
@@ -195,10 +192,9 @@ def explain_tried_warmup(advised: bool, steps: int, without: Trial, warmed: Tria
     verdict = "it helps" if advised else "it does not help"
     if not (warmed.survived or without.survived):
         verdict = "lower the learning rate"
-    trial = f"a trial of {len(warmed.losses)} steps with {steps} of warmup {_tell_end(warmed)}"
     return (
-        f"At lr = {w.format_number(without.lr)} {trial}, one without {_tell_end(without)}: "
-        f"{verdict}."
+        f"At lr = {w.format_number(without.lr)} a trial of {len(warmed.losses)} steps with {steps} "
+        f"of warmup {_tell_end(warmed)}, one without {_tell_end(without)}: {verdict}."
     )
 
 

@@ -222,11 +222,10 @@ def _describe_runs(comparison: Comparison) -> str:
     optimizer = comparison.optimizer.removeprefix("__main__.")
     if "<" in optimizer:  # a lambda or a local function
         optimizer = "your optimizer"
-    warmup = w.text_if(comparison.warmup, f", +warmup over {comparison.warmup} steps")
     return (
         f"{runs} of {w.count(comparison.steps, 'step')}{w.tell_time(comparison.seconds)}: "
-        f"{optimizer}{warmup}, batches of {comparison.batch_size} from "
-        f"{w.count(comparison.examples, 'example')}."
+        f"{optimizer}{w.text_if(comparison.warmup, f', +warmup over {comparison.warmup} steps')}, "
+        f"batches of {comparison.batch_size} from {w.count(comparison.examples, 'example')}."
     )
 
 
@@ -304,16 +303,16 @@ def loss_column(
     """Return the final losses at one rate, in which the lowest and the diverged ones are marked."""
     best = best_scheme(comparison, rate)
     errors = _has_errors(comparison)
-    cells = [
-        _write_loss(comparison, scheme, rate, errors) + "*" * (scheme == best) for scheme in schemes
-    ]
     marks = [
         "diverged" if comparison.diverged(scheme, rate) else w.text_if(scheme == best, "best")
         for scheme in schemes
     ]
     return doc.Column(
         heading,
-        cells,
+        [
+            _write_loss(comparison, scheme, rate, errors) + "*" * (scheme == best)
+            for scheme in schemes
+        ],
         importance,
         keys=[_trained_loss(comparison, scheme, rate) for scheme in schemes],
         marks=marks,
@@ -522,8 +521,7 @@ def loss_series(
     curves = [(run, list(takewhile(math.isfinite, run.losses[:MOST_POINTS]))) for run in runs]
     finished = [losses for run, losses in curves if run.finite]
     columns = list(zip(*(finished or [losses for _, losses in curves]), strict=False))
-    medians = list(map(statistics.median, columns))
-    line = doc.Series(name, medians, middles[: len(columns)], *look)
+    line = doc.Series(name, list(map(statistics.median, columns)), middles[: len(columns)], *look)
     if len(runs) > 1:
         line = replace(line, low=list(map(min, columns)), high=list(map(max, columns)))
     diverged = [losses for run, losses in curves if run.diverged]

@@ -194,15 +194,12 @@ def norms_chart(report: CurvatureReport) -> doc.LineChart:
     series.append(doc.Series("Gauss-Newton", approximations, color="vermilion", hollow=True))
     bound = w.text_if(not report.network_measured, "at least ")
     network = f"{bound}{w.format_number(report.network.norm)}"
-    description = (
-        f"{MATRIX_NAMES[report.curvature]} norm ‖H‖ of {w.count(len(report), 'layer')} on a "
-        f"logarithmic axis; the network's is {network}. {conclude(report)} The table below has "
-        "every number."
-    )
     return layer_chart(
         "norms",
         "Curvature ‖H‖ of each layer",
-        description,
+        f"{MATRIX_NAMES[report.curvature]} norm ‖H‖ of {w.count(len(report), 'layer')} on a "
+        f"logarithmic axis; the network's is {network}. {conclude(report)} The table below has "
+        "every number.",
         series,
         report.names,
         rules=[doc.ReferenceLine(report.network.norm, f"network {network}")],
@@ -276,11 +273,11 @@ def optimizer_chart(rates: OptimizerRates | LearningRateAdvice, description: str
 
 def describe_cost(report: CurvatureReport) -> str:
     """Return what was measured, by which engine and why, and the time it took."""
-    reason = w.text_if(report.engine_reason, f": {w.unstopped(report.engine_reason)}")
     return (
         f"{w.count(len(report), 'layer')}{w.tell_time(report.seconds, report.gradients)} by the "
-        f"{ENGINE_NAMES.get(report.engine, report.engine)} engine{reason}. {_tell_data(report)}; "
-        f"loss {w.format_number(report.loss)}."
+        f"{ENGINE_NAMES.get(report.engine, report.engine)} "
+        f"engine{w.text_if(report.engine_reason, f': {w.unstopped(report.engine_reason)}')}. "
+        f"{_tell_data(report)}; loss {w.format_number(report.loss)}."
     )
 
 
@@ -292,8 +289,8 @@ def _tell_data(measured: CurvatureReport | MeasurementPlan) -> str:
 
 def describe_expected(plan: MeasurementPlan) -> doc.Document:
     """Return what a measurement is expected to cost, and what that is a guess from."""
-    times = f", {w.format_times(plan.training_steps)} times that of a training step"
-    step = w.text_if(plan.memory > 2**24, times)  # beside a tiny model everything is large
+    steps = f", {w.format_times(plan.training_steps)} times that of a training step"
+    step = w.text_if(plan.memory > 2**24, steps)  # beside a tiny model everything is large
     expected = (
         f"About {w.format_number(plan.gradients, 2)} gradients, or "
         f"{w.format_number(plan.seconds, 2)} s, and {w.format_bytes(plan.memory)} of memory{step}. "
@@ -377,9 +374,9 @@ def _limit_rate(report: CurvatureReport) -> str:
     network = report.network
     rates = report.rates
     if rates is not None:
+        name = rates.optimizer.partition("(betas")[0]
         best = w.mark_doubt(write_rate(rates.learning_rate, 2), rates.converged)
         limit = w.mark_doubt(w.format_number(rates.stable_learning_rate, 2), rates.converged)
-        name = rates.optimizer.partition("(betas")[0]
         return (
             f"For {name}: learning rate {best}; on a quadratic, unstable above {limit} (advise "
             "tells more)."

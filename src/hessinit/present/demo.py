@@ -129,11 +129,10 @@ def _rate_chart(name: str, grid: Comparison) -> doc.LineChart:
         if failed := [rate for rate in grid.learning_rates if grid.diverged(start, rate)]:
             crosses.append(w.crosses(label, [GUESSING] * len(failed), failed, *looks[start]))
     caption = f"{name}: mean excess of the final loss"
-    excesses = ", ".join(line.name for line in lines)
     return doc.LineChart(
         name.lower(),
         caption,
-        f"{caption}: {excesses}. The table has every loss.",
+        f"{caption}: {', '.join(line.name for line in lines)}. The table has every loss.",
         [*lines, *crosses],
         "final loss",
         "learning rate",

@@ -268,14 +268,14 @@ def _symmetry_blocks(symmetries: Sequence[Symmetry]) -> list[doc.Block]:
         doc.Column("after", [w.format_number(block.norm) for block in symmetries], 9),
     ]
     is_exact = all(block.exact for block in symmetries)
-    explained = (
-        "‖H‖ of a block: of its weights together, as the optimizer sees it (preconditioned for "
-        "Adam). These factors do not change what the network computes"
-        f"{w.text_if(not is_exact, ', except those marked nearly')}."
-    )
     return [
         doc.Table("Weights that were scaled along symmetries.", columns),
-        doc.Paragraph(explained, "small"),
+        doc.Paragraph(
+            "‖H‖ of a block: of its weights together, as the optimizer sees it (preconditioned for "
+            "Adam). These factors do not change what the network computes"
+            f"{w.text_if(not is_exact, ', except those marked nearly')}.",
+            "small",
+        ),
     ]
 
 
@@ -383,13 +383,12 @@ def before_and_after_chart(result: Initialization) -> doc.LineChart:
     for label, report, color in reports:
         if report is not None:
             rows = _rows(report, shown)
-            is_hollow = label == "before"
             curve = doc.Series(
                 label,
                 w.map_known(rows, lambda row: row.norm, None),
                 None,
                 color,
-                hollow=is_hollow,
+                hollow=label == "before",
                 details=w.map_known(rows, describe_layer, ""),
             )
             series.append(curve)
@@ -456,8 +455,7 @@ def _plan_table(plan: SchemePlan) -> doc.Table:
 def _write_fans(row: PlannedWeight) -> str:
     """Write one pair of numbers, or how many blocks there are of it: `64 → 3 × 64`."""
     inputs, outputs = (w.format_range(fans, " … ", 6) for fans in (row.fan_in, row.fan_out))
-    blocks = w.text_if(len(row.fan_out) != 1, f"{len(row.fan_out)} × ")
-    return f"{inputs} → {blocks}{outputs}"
+    return f"{inputs} → {w.text_if(len(row.fan_out) != 1, f'{len(row.fan_out)} × ')}{outputs}"
 
 
 def _remark(row: PlannedWeight) -> str:

@@ -69,7 +69,6 @@ def render_page(document: doc.Document) -> str:
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)}; "
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    style = Markup("".join(_asset("assets", name) for name in STYLES))
     return (
         _templates()
         .get_template("page.html.j2")
@@ -77,7 +76,7 @@ def render_page(document: doc.Document) -> str:
             page=document,
             linked=[section for section in document.sections if section.heading and section.anchor],
             version=__version__,
-            style=style,
+            style=Markup("".join(_asset("assets", name) for name in STYLES)),
             library=Markup(library),
             script=Markup(script),
             policy=policy,

@@ -103,8 +103,7 @@ def format_range(numbers: Iterable[float], to: str = " to ", digits: int = 3) ->
     comparable = [number for number in numbers if not math.isnan(number)]
     if not comparable:
         return ""
-    limits = [format_number(end(comparable), digits) for end in (min, max)]
-    return to.join(dict.fromkeys(limits))
+    return to.join(dict.fromkeys([format_number(end(comparable), digits) for end in (min, max)]))
 
 
 def format_percent(fraction: float, digits: int = 3) -> str:
