@@ -95,8 +95,8 @@ def _size(chart: Chart) -> tuple[float, float]:
 
 
 def _draw_lines(ax: Axes, chart: LineChart) -> None:
-    ax.set_xscale("log" if chart.log_x else "linear")
-    ax.set_yscale("log" if chart.log_y else "linear")
+    for set_scale, is_log in ((ax.set_xscale, chart.log_x), (ax.set_yscale, chart.log_y)):
+        set_scale("log" if is_log else "linear")
     _draw_references(ax, chart)
     for series in chart.series:
         _draw_series(ax, chart, series)
@@ -178,34 +178,24 @@ def positions(series: Series) -> list[float]:
     return map_known(series.x, float, math.nan)
 
 
-@dataclass(frozen=True)
-class _Edge:
-    """Where numbers beyond an axis are marked and named, in fractions of its height."""
-
-    height: float
-    text_height: float
-    alignment: str
-    marker: str
-
-
-_EDGES = {"top": _Edge(0.97, 0.92, "top", "^"), "bottom": _Edge(0.03, 0.08, "bottom", "v")}
-
-
 def _name_beyond(ax: Axes, chart: LineChart, series: Series) -> None:
     """Mark numbers that the axis cannot hold at its edge; over layers, name them."""
     for x, value in zip(positions(series), series.y, strict=True):
         if value is None or _is_drawable(value, chart.log_y) or not _is_drawable(x, chart.log_x):
             continue
-        edge = _EDGES["bottom" if value < LAYOUT.least else "top"]
-        marker = "X" if series.symbol == "cross" else edge.marker
+        edge = (0.97, 0.92, "top", "^")
+        if value < LAYOUT.least:
+            edge = (0.03, 0.08, "bottom", "v")
+        height, text_height, alignment, arrow = edge
+        marker = "X" if series.symbol == "cross" else arrow
         style: dict[str, Any] = {
             "transform": ax.get_xaxis_transform(),
             "color": _color(series.color),
         }
-        ax.plot(x, edge.height, marker=marker, markersize=6, clip_on=False, **style)
+        ax.plot(x, height, marker=marker, markersize=6, clip_on=False, **style)
         if chart.layers:
-            style |= {"ha": "center", "va": edge.alignment, "fontsize": LAYOUT.points}
-            ax.text(x, edge.text_height, format_number(value), **style)
+            style |= {"ha": "center", "va": alignment, "fontsize": LAYOUT.points}
+            ax.text(x, text_height, format_number(value), **style)
 
 
 def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:

@@ -369,31 +369,26 @@ def _norm_column(
 
 def before_and_after_chart(result: Initialization) -> doc.LineChart:
     """Return every layer's norm before and after, the target's band, and the networks' norms."""
-    reports = (("before", result.before, "blue"), ("after", result.after, "vermilion"))
-    measured = {
-        alias
-        for _, report, _ in reports
-        for row in report or ()
-        for alias in (row.name, *row.aliases)
-    }
-    names = [name for name in _names(result) if name in measured]
+    reports = [
+        (label, report, color)
+        for label, report, color in (
+            ("before", result.before, "blue"),
+            ("after", result.after, "vermilion"),
+        )
+        if report is not None
+    ]
+    names = [name for name in _names(result) if any(name in report for _, report, _ in reports)]
     shown = names or ["network"]  # a report of the network alone has but this point
     series = []
     rules = []
     for label, report, color in reports:
-        if report is not None:
-            rows = _rows(report, shown)
-            curve = doc.Series(
-                label,
-                w.map_known(rows, lambda row: row.norm, None),
-                None,
-                color,
-                hollow=label == "before",
-                details=w.map_known(rows, describe_layer, ""),
-            )
-            series.append(curve)
-            network = f"network {label} {w.format_number(report.network.norm)}"
-            rules.append(doc.ReferenceLine(report.network.norm, network, color))
+        rows = _rows(report, shown)
+        norms = w.map_known(rows, lambda row: row.norm, None)
+        details = w.map_known(rows, describe_layer, "")
+        is_hollow = label == "before"
+        series.append(doc.Series(label, norms, None, color, hollow=is_hollow, details=details))
+        network = f"network {label} {w.format_number(report.network.norm)}"
+        rules.append(doc.ReferenceLine(report.network.norm, network, color))
     networks = "; ".join(rule.label for rule in rules)
     return layer_chart(
         "norms",

@@ -86,8 +86,8 @@ def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
     if origin is tuple and isinstance(data, list):
         kinds = pieces[:1] * len(data) if pieces[-1] is Ellipsis else pieces
         if len(kinds) == len(data):
-            places = [f"{where}[{position}]" for position in range(len(data))]
-            return tuple(map(from_plain, kinds, data, places))
+            names = [f"{where}[{index}]" for index in range(len(data))]
+            return tuple(map(from_plain, kinds, data, names))
     if origin is dict and isinstance(data, dict):
         return {key: from_plain(pieces[1], item, f"{where}[{key!r}]") for key, item in data.items()}
     if is_dataclass(kind) and isinstance(data, dict):
