@@ -302,7 +302,6 @@ def loss_column(
 ) -> doc.Column:
     """Return the final losses at one rate, in which the lowest and the diverged ones are marked."""
     best = best_scheme(comparison, rate)
-    errors = _has_errors(comparison)
     marks = [
         "diverged" if comparison.diverged(scheme, rate) else w.text_if(scheme == best, "best")
         for scheme in schemes
@@ -310,7 +309,7 @@ def loss_column(
     return doc.Column(
         heading,
         [
-            _write_loss(comparison, scheme, rate, errors) + "*" * (scheme == best)
+            _write_loss(comparison, scheme, rate, _has_errors(comparison)) + "*" * (scheme == best)
             for scheme in schemes
         ],
         importance,
@@ -498,9 +497,17 @@ def loss_charts(
         replace(curve, y=[math.inf]) if curve.points and (curve.y[0] or 0) > high else curve
         for curve in series
     ]
-    labels = ("training loss", "step")
     return [
-        doc.LineChart(name, caption, description, drawn, *labels, log_y=log_y, y_range=(low, high))
+        doc.LineChart(
+            name,
+            caption,
+            description,
+            drawn,
+            "training loss",
+            "step",
+            log_y=log_y,
+            y_range=(low, high),
+        )
     ]
 
 

@@ -108,8 +108,8 @@ def write_rate(rate: float, digits: int = 3) -> str:
 
 
 def _tone(report: CurvatureReport) -> str:
-    norms = [row.norm for row in (*report.layers, report.network)]
-    if report.findings or not all(map(math.isfinite, norms)):
+    rows = (*report.layers, report.network)
+    if report.findings or not all(math.isfinite(row.norm) for row in rows):
         return "bad"
     if report.findings is None:
         return "plain"
@@ -178,6 +178,9 @@ def norms_chart(report: CurvatureReport) -> doc.LineChart:
     """Return the norms over depth, with the network's norm as a line."""
     low, high = zip(*map(_error_bar, report), strict=True)
     name = "Gauss-Newton" if report.curvature == "gauss-newton" else "exact Hessian"
+    approximations = w.map_known(
+        [row.approximation for row in report], lambda norm: abs(norm.value), None
+    )
     series = [
         doc.Series(
             name,
@@ -185,13 +188,10 @@ def norms_chart(report: CurvatureReport) -> doc.LineChart:
             low=low,
             high=high,
             details=[describe_layer(layer) for layer in report],
-        )
+        ),
+        # Without a number in it, the chart leaves this curve out.
+        doc.Series("Gauss-Newton", approximations, color="vermilion", hollow=True),
     ]
-    approximations = w.map_known(
-        [row.approximation for row in report], lambda norm: abs(norm.value), None
-    )
-    # Without a number in it, the chart leaves this curve out.
-    series.append(doc.Series("Gauss-Newton", approximations, color="vermilion", hollow=True))
     bound = w.text_if(not report.network_measured, "at least ")
     network = f"{bound}{w.format_number(report.network.norm)}"
     return layer_chart(
@@ -242,8 +242,14 @@ def _rate_block(report: CurvatureReport, marks: Sequence[doc.ReferenceLine]) -> 
     if has_rates(report):
         caption = "Learning rates of plain gradient descent with these weights"
         labels = [f"{mark.label}: {w.format_number(mark.value)}." for mark in marks]
-        rates = (report.learning_rate, report.stable_learning_rate)
-        return doc.RateLine("rates", caption, " ".join([limit, *labels]), *rates, marks)
+        return doc.RateLine(
+            "rates",
+            caption,
+            " ".join([limit, *labels]),
+            report.learning_rate,
+            report.stable_learning_rate,
+            marks,
+        )
     if 0 < norm < math.inf:
         return doc.Paragraph(_bound_rates(report), page_only=True)
     return doc.Paragraph(

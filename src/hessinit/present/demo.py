@@ -48,7 +48,6 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
         "stable. Before: PyTorch's own weights of the plain network; after: hessinit's. "
         f"{describe_target(result)}"
     )
-    layers = [explained, *sections["layers"].blocks]
     return doc.Document(
         title="Final loss against learning rate",
         picture=[chart.name for chart in charts],
@@ -62,7 +61,9 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
         ],
         sections=[
             doc.Section("Four starts", starts, "starts"),
-            doc.Section("Curvature of each layer", layers, "layers"),
+            doc.Section(
+                "Curvature of each layer", [explained, *sections["layers"].blocks], "layers"
+            ),
             *(section for anchor, section in sections.items() if anchor == "rate"),
         ],
         footer=w.write_versions(f"Seeds {', '.join(map(str, plain.seeds))}", plain.versions),

@@ -126,8 +126,9 @@ def _survival_charts(result: Initialization) -> list[doc.LineChart]:
     if result.survival is None:
         return []
     description = describe_trial(result.survival, result.lr)
-    caption = "Loss of the first steps on this batch"
-    return _trial_charts("steps", caption, description, {"loss": result.survival})
+    return _trial_charts(
+        "steps", "Loss of the first steps on this batch", description, {"loss": result.survival}
+    )
 
 
 def _scheme_blocks(plan: SchemePlan | None) -> list[doc.Block]:
@@ -231,8 +232,8 @@ def _trial_charts(
             padded = [*losses, *[None] * (longest - len(losses))]
             series.append(doc.Series(label, padded, list(range(longest)), *look))
             if not trial.survived:
-                end = (losses[-1:], [len(losses) - 1])
-                series.append(w.crosses(label, *end, *look, [trial.reason]))
+                last = len(losses) - 1
+                series.append(w.crosses(label, losses[-1:], [last], *look, [trial.reason]))
             first_losses.append(losses[0])
     return loss_charts(name, caption, description, series, first_losses)
 
@@ -361,9 +362,10 @@ def initialization_columns(result: Initialization) -> list[doc.Column]:
 def _norm_column(
     heading: str, report: CurvatureReport, names: Sequence[str], importance: int
 ) -> doc.Column:
-    rows = _rows(report, names)
     return doc.Column(
-        heading, w.map_known(rows, lambda row: w.format_estimate(row.estimate), ""), importance
+        heading,
+        w.map_known(_rows(report, names), lambda row: w.format_estimate(row.estimate), ""),
+        importance,
     )
 
 
@@ -385,8 +387,9 @@ def before_and_after_chart(result: Initialization) -> doc.LineChart:
         rows = _rows(report, shown)
         norms = w.map_known(rows, lambda row: row.norm, None)
         details = w.map_known(rows, describe_layer, "")
-        is_hollow = label == "before"
-        series.append(doc.Series(label, norms, None, color, hollow=is_hollow, details=details))
+        series.append(
+            doc.Series(label, norms, None, color, hollow=(label == "before"), details=details)
+        )
         network = f"network {label} {w.format_number(report.network.norm)}"
         rules.append(doc.ReferenceLine(report.network.norm, network, color))
     networks = "; ".join(rule.label for rule in rules)

@@ -45,8 +45,9 @@ def layer_chart(
 ) -> doc.LineChart:
     """Return a chart over the layers on a logarithmic axis, of the curves that have a number."""
     curves = [curve for curve in series if any(value is not None for value in curve.y)]
-    texts = (name, caption, description)
-    return doc.LineChart(*texts, curves, y_label, layers=layers, log_y=True, **marks)
+    return doc.LineChart(
+        name, caption, description, curves, y_label, layers=layers, log_y=True, **marks
+    )
 
 
 def detail_sections(report: CurvatureReport) -> list[doc.Section]:
@@ -211,8 +212,9 @@ def _diagnostics_blocks(report: CurvatureReport) -> list[doc.Block]:
     ]
     description = f"Over the layers, on a logarithmic axis. {_conclude_diagnostics(report)}"
     caption = "Standard deviation of activations and gradients"
-    label = "standard deviation"
-    chart = layer_chart("activations", caption, description, series, report.names, y_label=label)
+    chart = layer_chart(
+        "activations", caption, description, series, report.names, y_label="standard deviation"
+    )
     columns = [w.name_column("layer", report.names), w.name_column("activation", kinds, 6)]
     for heading, field, importance, write in (
         ("mean", "activation_mean", 4, w.format_number),

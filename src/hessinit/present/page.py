@@ -188,9 +188,7 @@ def _cells(column: doc.Column) -> list[Cell]:
     marks = column.marks or [""] * len(texts)
     cells = []
     for text, key, mark in zip(texts, keys, marks, strict=True):
-        shape = text_if(len(text) > SIZES.words, "words")
-        if column.is_number:
-            shape = "number"
+        shape = "number" if column.is_number else text_if(len(text) > SIZES.words, "words")
         classes = " ".join(filter(None, (shape, text_if(mark in doc.TONES, mark))))
         cells.append(Cell(text, classes, _write_key(key)))
     return cells

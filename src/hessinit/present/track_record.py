@@ -225,9 +225,16 @@ def _chart(
     values = {curve.name: [y for y in curve.y if y is not None] for curve in series}
     ranges = "; ".join(f"{label} {w.format_range(ys)}" for label, ys in values.items())
     log_y = not any(y == 0 for ys in values.values() for y in ys)
-    labels = (y_label, "step")
-    description = f"Over the steps: {ranges}."
-    return doc.LineChart(name, caption, description, series, *labels, log_y=log_y, rules=rules)
+    return doc.LineChart(
+        name,
+        caption,
+        f"Over the steps: {ranges}.",
+        series,
+        y_label,
+        "step",
+        log_y=log_y,
+        rules=rules,
+    )
 
 
 def _values(tracking: Tracking, field: str) -> list[Value]:
@@ -265,8 +272,9 @@ def _layer_charts(tracking: Tracking) -> list[doc.LineChart]:
         )
         for name, color in zip(names, w.ramp(range(len(names))), strict=True)
     ]
-    labels = ("‖H‖", "step")
-    return [doc.LineChart("layers", f"‖H‖ of {shown}", description, series, *labels, log_y=True)]
+    return [
+        doc.LineChart("layers", f"‖H‖ of {shown}", description, series, "‖H‖", "step", log_y=True)
+    ]
 
 
 def _point_blocks(tracking: Tracking) -> list[doc.Block]:

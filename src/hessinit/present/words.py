@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import cycle
 from typing import Any, TypeVar
 
@@ -238,8 +237,9 @@ def crosses(
     details: Sequence[str] | None = None,
 ) -> Series:
     """Return crosses where the curve of that name diverges."""
-    curve = Series(name, y, x, color, dashed, points=True, symbol="cross", details=details)
-    return replace(curve, in_legend=False)
+    return Series(
+        name, y, x, color, dashed, points=True, symbol="cross", in_legend=False, details=details
+    )
 
 
 def ramp(values: Sequence[float]) -> list[str]:

@@ -51,8 +51,8 @@ class Descent:
 
     def best(self, norm: float) -> float:
         """Return the rate at which no step, nor what lasts of it, is longer than `1/norm`."""
-        first = 1 + self.momentum * self.nesterov
-        return 1 / (norm * max(self.lasting, first)) if norm else math.inf
+        longest = max(self.lasting, 1 + self.momentum * self.nesterov)
+        return 1 / (norm * longest) if norm else math.inf
 
     def stability_limit(self, norm: float) -> float:
         """Return the largest stable rate on a quadratic of this norm."""
