@@ -41,13 +41,7 @@ _SIGNALS = [number for number in signal.Signals if number.name in {"SIGINT", "SI
 # Our modules that call the user's code where it may take long, and where nothing is being put back.
 _CALLERS = tuple(
     f"hessinit.{name}"
-    for name in (
-        "training.",
-        "problem.functional",
-        "problem.batches",
-        "init.model_call",
-        "init.recorder",
-    )
+    for name in ("training.", "problem.functional", "problem.batches", "init.recorder")
 )
 _deferred: set[int] = set()  # whose handlers are replaced
 _arrived: dict[int, Callable[[], Any]] = {}  # the calls of their handlers that wait
