@@ -31,8 +31,8 @@ Row = TypeVar("Row", covariant=True)
 TRANSIENT = {"transient": True}
 # Of a field that files of an earlier version do not have; it then has its default.
 LATER = {"later": True}
-# The modules that define the kinds of results, for `load`: those of the library, and of the paper's
-# experiments, which are a package of their own.
+# The modules that define the kinds of results, for `load`, which imports them until it knows the
+# kind: those of the library, and of the paper's experiments, a package of its own that needs torch.
 MODULES = (
     "hessinit.results.curvature_report",
     "hessinit.results.initialization",
@@ -279,8 +279,6 @@ def load(path: str | os.PathLike[str]) -> Any:
     """
     if not isinstance(path, str | os.PathLike):
         raise ProblemError(f"path={path!r} must be the name of a file that hessinit wrote.")
-    for module in MODULES:
-        import_module(module)
     data = _parse(Path(path).read_bytes(), str(path))
     if isinstance(data, list) and data:
         return [_read_result(item, f"{path}[{index}]") for index, item in enumerate(data)]
@@ -289,6 +287,9 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 def _read_result(data: Plain, source: str) -> Result:
     kind = _kind(data)
+    for module in MODULES:
+        if kind not in Result.KINDS:
+            import_module(module)
     if kind not in Result.KINDS:
         kinds = ", ".join(map(repr, Result.KINDS))
         raise ValueError(f"{source} holds {kind!r}; what can be read back is {kinds}.")
