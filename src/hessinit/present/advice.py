@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
-from hessinit.present.curvature import optimizer_chart, write_rate
+from hessinit.present.curvature import MATRIX_OF_NORM, optimizer_chart, write_rate
 from hessinit.results.advice import Descent, LearningRateAdvice, TriedRates
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, Trial
 
@@ -17,7 +17,6 @@ NOT_LEARNED = "No learning rate: the network did not learn in any trial"
 WAYS_TO_LEARN = (
     "normalization layers, residual connections, another activation, fewer layers or more data"
 )
-MATRICES = {"gauss-newton": "Gauss-Newton", "hessian": "exact Hessian", "both": "exact Hessian"}
 
 
 def describe_advice(advice: LearningRateAdvice) -> doc.Document:
@@ -62,7 +61,7 @@ def _tell_basis(advice: LearningRateAdvice) -> list[str]:
     """Return what was measured, its cost, and whether it is to be doubted."""
     parameters = w.count(advice.parameters, "parameter")
     frozen = w.text_if(advice.frozen, f", {advice.frozen:,} of them without gradient")
-    data = f"{MATRICES[advice.curvature]} on {w.count(advice.examples, 'example')}"
+    data = f"{MATRIX_OF_NORM[advice.curvature]} on {w.count(advice.examples, 'example')}"
     weights = f"{advice.optimizer} on {w.join_names(advice.weights)} ({parameters}{frozen})"
     sentences = [f"{weights}; {data}; loss {w.format_number(advice.loss)}."]
     if cost := w.tell_time(advice.seconds, advice.gradients):
@@ -162,8 +161,8 @@ def describe_trial(trial: Trial, lr: float | None, where: str = "on this batch")
 
 
 def _steps(trials: Sequence[Trial]) -> str:
-    most = max(trial.steps for trial in trials)
-    return f"{most}" if min(trial.steps for trial in trials) == most else f"up to {most}"
+    steps = {trial.steps for trial in trials}
+    return f"{w.text_if(len(steps) > 1, 'up to ')}{max(steps)}"
 
 
 def _tell_failures(trials: Sequence[Trial]) -> str:

@@ -96,10 +96,10 @@ def _name_failures(comparison: Comparison) -> Iterator[str]:
     if len(comparison.learning_rates) == 1:
         where = f"lr {w.format_number(comparison.learning_rates[0])}"
     if failed := [scheme for scheme, rate in rates.items() if math.isnan(rate)]:
-        verb = w.agree(failed, "does", "do")
+        verb = w.inflect(failed, "does", "do")
         yield f"{w.join_names(failed)} {verb} not train with every seed at {where}."
     if idle := [s for s in rates if s not in failed and s not in comparison.learners]:
-        verb = w.agree(idle, "does", "do")
+        verb = w.inflect(idle, "does", "do")
         yield (
             f"{w.join_names(idle)} {verb} not learn in {w.count(comparison.steps, 'step')} at "
             f"{where}: the loss ends no lower than {_name_chance(comparison)}."
@@ -187,7 +187,7 @@ def _key_numbers(comparison: Comparison) -> list[doc.KeyNumber]:
 
 
 def _result_blocks(comparison: Comparison) -> list[doc.Block]:
-    columns = _sweep_columns if comparison.kind == "sweep" else _scheme_columns
+    columns = {"sweep": _sweep_columns, "compare": _scheme_columns}[comparison.kind]
     blocks: list[doc.Block] = [
         doc.Table("Final losses", columns(comparison)),
         doc.Paragraph(_explain_losses(comparison), "small"),
@@ -213,7 +213,7 @@ def _explain_losses(comparison: Comparison) -> str:
 
 
 def _describe_runs(comparison: Comparison) -> str:
-    noun = "std" if comparison.kind == "sweep" else "scheme"
+    noun = {"sweep": "std", "compare": "scheme"}[comparison.kind]
     runs = (
         f"{w.count(len(comparison.schemes), noun)} × "
         f"{w.count(len(comparison.learning_rates), 'rate')} × "
@@ -252,7 +252,7 @@ def _scheme_columns(comparison: Comparison) -> list[doc.Column]:
     for position, rate in enumerate(rates):
         # A narrow terminal leaves out the rates farthest from the best one, and never that one.
         distance = abs(position - best)
-        importance = max(1, 7 - distance) if distance else 8
+        importance = {0: 8}.get(distance, max(1, 7 - distance))
         heading = f"lr {w.format_number(rate)}"
         columns.append(loss_column(comparison, schemes, rate, heading, importance))
     columns.append(
@@ -264,7 +264,7 @@ def _scheme_columns(comparison: Comparison) -> list[doc.Column]:
         )
     )
     if len(rates) > 1:
-        shown = ["–" if math.isnan(rate) else w.format_number(rate) for rate in best_rates]
+        shown = [w.format_range([rate]) or "–" for rate in best_rates]
         columns.append(doc.Column("best lr", shown, 8, keys=best_rates))
     return columns
 

@@ -27,6 +27,12 @@ MATRIX_NAMES = {
     "hessian": "Exact Hessian",
     "both": "Exact Hessian and Gauss-Newton",
 }
+# Of the norm that is shown first; "both" adds Gauss-Newton's beside it.
+MATRIX_OF_NORM = {
+    "gauss-newton": "Gauss-Newton",
+    "hessian": "exact Hessian",
+    "both": "exact Hessian",
+}
 SOUND = (
     "Sound: every layer gets a gradient, the examples stay apart through the depth, and the loss "
     "is not far above that of the best constant output."
@@ -49,7 +55,9 @@ def describe_report(report: CurvatureReport) -> doc.Document:
     details = detail_sections(report)
     shown = [chart for section in details for chart in section.blocks]
     charts = [norms_chart(report)] if report.layers else []
-    table = doc.Table("Curvature of every layer and of the network", _columns(report), fixed=1)
+    table = doc.Table(
+        "Curvature of every layer and of the network", _layer_columns(report), fixed=1
+    )
     pairs = [
         *w.write_fields(
             report, ("curvature", "examples", "batches", "loss", "engine", "tolerance", "seed")
@@ -116,7 +124,7 @@ def _tone(report: CurvatureReport) -> str:
     return "good" if report.converged else "fair"
 
 
-def _columns(report: CurvatureReport) -> list[doc.Column]:
+def _layer_columns(report: CurvatureReport) -> list[doc.Column]:
     rows = (*report.layers, report.network)
 
     def texts(write: Callable[[LayerCurvature], str], bound: str = "") -> list[str]:
@@ -177,13 +185,12 @@ def _write_spread(row: LayerCurvature) -> str:
 def norms_chart(report: CurvatureReport) -> doc.LineChart:
     """Return the norms over depth, with the network's norm as a line."""
     low, high = zip(*map(_error_bar, report), strict=True)
-    name = "Gauss-Newton" if report.curvature == "gauss-newton" else "exact Hessian"
     approximations = w.map_known(
         [row.approximation for row in report], lambda norm: abs(norm.value), None
     )
     series = [
         doc.Series(
-            name,
+            MATRIX_OF_NORM[report.curvature],
             [layer.norm for layer in report],
             low=low,
             high=high,

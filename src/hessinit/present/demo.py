@@ -39,7 +39,7 @@ def describe_demonstration(demonstration: Demonstration) -> doc.Document:
     starts: list[doc.Block] = [
         *charts,
         *(_loss_table(name, grid) for name, grid in grids.items()),
-        doc.Paragraph(_explain_losses(plain), "small"),
+        doc.Paragraph(_explain_excess(plain), "small"),
         *(note for grid in grids.values() for note in w.note_paragraphs(collect_notes(grid))),
     ]
     explained = doc.Paragraph(
@@ -79,7 +79,7 @@ def _headline(plain: Comparison, excesses: Mapping[str, Sequence[str]]) -> str:
     )
 
 
-def _explain_losses(plain: Comparison) -> str:
+def _explain_excess(plain: Comparison) -> str:
     return (
         f"Final loss: of the last {window(plain.steps)} of {plain.steps} steps, mean over "
         f"{w.count(len(plain.seeds), 'seed')}; * lowest at that rate, ✗ diverged (seeds). Plain: "

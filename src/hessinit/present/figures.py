@@ -89,7 +89,7 @@ def _size(chart: Chart) -> tuple[float, float]:
     names = list(map(_brief, chart.layers))
     width = min(max(LAYOUT.column, 0.175 * len(names)), LAYOUT.page)
     height = LAYOUT.height
-    if not _fit(names, width - 0.7):
+    if not _fit_side_by_side(names, width - 0.7):
         height += LAYOUT.letter * max(map(len, names))
     return width, height
 
@@ -298,14 +298,16 @@ def _name_layers(ax: Axes, layers: Sequence[str]) -> None:
     inches = float(ax.get_window_extent().width / ax.figure.dpi)
     step = max(1, math.ceil(len(layers) / max(1, int(inches * 72 / (LAYOUT.points * 1.15)))))
     names = list(map(_brief, layers[::step]))
-    ax.set_xticks(range(0, len(layers), step), names, rotation=0 if _fit(names, inches) else 90)
+    ax.set_xticks(
+        range(0, len(layers), step), names, rotation=0 if _fit_side_by_side(names, inches) else 90
+    )
 
 
 def _brief(name: str) -> str:
     return shorten(printable(name), LAYOUT.longest_name)
 
 
-def _fit(names: Sequence[str], inches: float) -> bool:
+def _fit_side_by_side(names: Sequence[str], inches: float) -> bool:
     return not names or (max(map(len, names)) + 1) * LAYOUT.letter * len(names) <= inches
 
 

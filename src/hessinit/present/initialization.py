@@ -319,7 +319,7 @@ def _whose(result: Initialization) -> str:
     return "every layer" if result.rule == "layers" else "the network"
 
 
-def _names(result: Initialization) -> list[str]:
+def _layer_names(result: Initialization) -> list[str]:
     """Return the layers in the order they run, as far as that is known."""
     reports = [report for report in (result.after, result.before) if report is not None]
     measured = [name for report in reports for name in report.names]
@@ -342,7 +342,7 @@ def initialization_columns(result: Initialization) -> list[doc.Column]:
     has_norms = has_before or result.after is not None
     if not has_norms and all(factor == 1 for factor in result.scales.values()):
         return []
-    names = [*_names(result), *["network"] * has_norms]
+    names = [*_layer_names(result), *["network"] * has_norms]
     scales = w.map_known(
         [result.scales.get(name) for name in names],
         lambda factor: f"× {w.format_number(factor)}",
@@ -354,7 +354,7 @@ def initialization_columns(result: Initialization) -> list[doc.Column]:
     elif has_before:
         columns.append(doc.Column("‖H‖ before", [*[""] * (len(names) - 1), "not finite"], 8))
     if result.after is not None:
-        heading = "after" if has_before else "‖H‖ after"
+        heading = f"{w.text_if(not has_before, '‖H‖ ')}after"
         columns.append(_norm_column(heading, result.after, names, 9))
     return columns
 
@@ -379,7 +379,9 @@ def before_and_after_chart(result: Initialization) -> doc.LineChart:
         )
         if report is not None
     ]
-    names = [name for name in _names(result) if any(name in report for _, report, _ in reports)]
+    names = [
+        name for name in _layer_names(result) if any(name in report for _, report, _ in reports)
+    ]
     shown = names or ["network"]  # a report of the network alone has but this point
     series = []
     rules = []

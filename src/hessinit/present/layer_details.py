@@ -66,7 +66,7 @@ def conclude_details(report: CurvatureReport) -> Iterator[str]:
 
 def spectrum_charts(report: CurvatureReport) -> list[doc.LineChart]:
     """Return a chart "spectrum:<layer>" for each spectrum that was measured, the sharpest first."""
-    rows = sorted(report.layers, key=lambda row: -math.inf if math.isnan(row.norm) else -row.norm)
+    rows = sorted(report.layers, key=lambda row: (not math.isnan(row.norm), -row.norm))
     shown = [row for row in (report.network, *rows) if row.density is not None or row.eigenvalues]
     return [_eigenvalue_chart(row) if row.density is None else _density_chart(row) for row in shown]
 
@@ -153,7 +153,7 @@ def _jacobian_table(report: CurvatureReport) -> doc.Table:
         ("rigorous", _jacobians(report, "rigorous_bound"), 7),
         ("paper", _jacobians(report, "paper_bound"), 6),
     ):
-        columns.append(doc.Column(heading, w.map_known(values, _write, "–"), importance))
+        columns.append(doc.Column(heading, w.map_known(values, _write_bound, "–"), importance))
     reasons = [reason or "" for reason in _jacobians(report, "reason")]
     caption = (
         "Jacobian norms from the input to the layer (forward), of its activation (‖A‖) and from "
@@ -182,7 +182,7 @@ def _conclude_bounds(report: CurvatureReport) -> str:
         sentences.append(f"The rigorous bound is {times} times ‖H‖: no layer is above its bound.")
     if below:
         sentences.append(
-            f"{w.join_names(below)} {w.agree(below, 'is', 'are')} above the paper's bound, which "
+            f"{w.join_names(below)} {w.inflect(below, 'is', 'are')} above the paper's bound, which "
             "omits biases and f(0)."
         )
     return " ".join(sentences)
@@ -197,7 +197,7 @@ def _gauss_newton(row: LayerCurvature) -> Estimate | None:
     return row.estimate if row.curvature == "gauss-newton" else row.approximation
 
 
-def _write(value: Estimate | float) -> str:
+def _write_bound(value: Estimate | float) -> str:
     return w.format_estimate(value) if isinstance(value, Estimate) else w.format_number(value)
 
 
@@ -244,7 +244,8 @@ def _conclude_diagnostics(report: CurvatureReport) -> str:
 
 def _name_problems(rows: Sequence[tuple[str, Diagnostics]]) -> Iterator[str]:
     if names := [name for name, row in rows if row.weight_gradient_norm == 0]:
-        yield f"{w.join_names(names)} {w.agree(names, 'gets', 'get')} no gradient from this batch."
+        verb = w.inflect(names, "gets", "get")
+        yield f"{w.join_names(names)} {verb} no gradient from this batch."
     for field, subject in (
         ("dead", "units are dead on this batch"),
         ("saturated", "entries are saturated"),

@@ -20,7 +20,7 @@ from hessinit._version import __version__
 from hessinit.present import document as doc
 from hessinit.present.words import LONGEST_NAME, printable, shorten, text_if
 
-STYLES = ("colors.css", "page.css", "charts.css", "tables.css", "print.css")
+STYLE_SHEETS = ("colors.css", "page.css", "charts.css", "tables.css", "print.css")
 SCRIPTS = (
     "numbers.js",
     "axes.js",
@@ -51,7 +51,7 @@ class Sizes:
     words: int = 40  # letters: longer cells may break into lines
 
 
-SIZES = Sizes()
+PAGE_SIZES = Sizes()
 _UNBROKEN = re.compile(rf"\S{{{LONGEST_NAME + 1},}}")
 _NUMBER = re.compile(r"[-−]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf)", re.IGNORECASE)
 
@@ -76,7 +76,7 @@ def render_page(document: doc.Document) -> str:
             page=document,
             linked=[section for section in document.sections if section.heading and section.anchor],
             version=__version__,
-            style=Markup("".join(_asset("assets", name) for name in STYLES)),
+            style=Markup("".join(_asset("assets", name) for name in STYLE_SHEETS)),
             library=Markup(library),
             script=Markup(script),
             policy=policy,
@@ -103,7 +103,7 @@ def group_blocks(blocks: Sequence[doc.Block]) -> list[tuple[str, list[doc.Block]
     for block in blocks:
         if getattr(block, "text_only", False):
             continue
-        narrow = isinstance(block, doc.LineChart) and len(block.layers or ()) < SIZES.wide
+        narrow = isinstance(block, doc.LineChart) and len(block.layers or ()) < PAGE_SIZES.wide
         if narrow and beside:
             groups[-1][1].append(block)
         else:
@@ -188,7 +188,7 @@ def _cells(column: doc.Column) -> list[Cell]:
     marks = column.marks or [""] * len(texts)
     cells = []
     for text, key, mark in zip(texts, keys, marks, strict=True):
-        shape = "number" if column.is_number else text_if(len(text) > SIZES.words, "words")
+        shape = "number" if column.is_number else text_if(len(text) > PAGE_SIZES.words, "words")
         classes = " ".join(filter(None, (shape, text_if(mark in doc.TONES, mark))))
         cells.append(Cell(text, classes, _write_key(key)))
     return cells
@@ -227,7 +227,9 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     helpers = (breakable, brief, group_blocks, legend, rows, shorten, write_island)
-    templates.globals.update({helper.__name__: helper for helper in helpers}, long_from=SIZES.long)
+    templates.globals.update(
+        {helper.__name__: helper for helper in helpers}, long_from=PAGE_SIZES.long
+    )
     return templates
 
 

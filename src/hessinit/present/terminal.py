@@ -34,7 +34,7 @@ class Widths:
 
 
 WIDTHS = Widths()
-STYLES = {"best": "bold green", "diverged": "red", "yes": "green", "no": "bold red"}
+MARK_STYLES = {"best": "bold green", "diverged": "red", "yes": "green", "no": "bold red"}
 
 # A rule under the headings and one between sections; no other lines.
 RULES = Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
@@ -131,7 +131,7 @@ def build_grid(columns: Sequence[Column], width: int, fixed: int = 0) -> rich_ta
 
 def _cell(column: Column, position: int) -> Text:
     mark = column.marks[position] if column.marks else ""
-    return _text(column.cells[position], STYLES.get(mark, ""))
+    return _text(column.cells[position], MARK_STYLES.get(mark, ""))
 
 
 def _width(column: Column) -> int:

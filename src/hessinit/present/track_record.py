@@ -51,12 +51,14 @@ def describe_tracking(tracking: Tracking) -> doc.Document:
 
 
 def _tone(tracking: Tracking) -> str:
-    if (bool(tracking.points) and not _measured(tracking)) or find_divergence(tracking) is not None:
+    if (bool(tracking.points) and not _finite_points(tracking)) or find_divergence(
+        tracking
+    ) is not None:
         return "bad"
     return "fair" if tracking.crossings else "plain"
 
 
-def _measured(tracking: Tracking) -> list[TrackedPoint]:
+def _finite_points(tracking: Tracking) -> list[TrackedPoint]:
     return [point for point in tracking.points if math.isfinite(point.norm)]
 
 
@@ -65,7 +67,7 @@ def conclude_tracking(tracking: Tracking) -> list[str]:
     sentences = []
     if end := find_divergence(tracking):
         sentences.append(f"Training diverged: the loss became {end[1]} at step {end[0]}.")
-    measured = _measured(tracking)
+    measured = _finite_points(tracking)
     count = len(tracking.points)
     if not measured:
         failure = "No measurement gave a finite ‖H‖." if count else "Nothing was measured."
@@ -148,13 +150,13 @@ def _limit_ratios(tracking: Tracking) -> list[tuple[float, TrackedPoint]]:
     """Return the learning rates over their stability limits, where both are known."""
     return [
         (point.lr_over_limit, point)
-        for point in _measured(tracking)
+        for point in _finite_points(tracking)
         if point.lr_over_limit is not None
     ]
 
 
 def _describe_cost(tracking: Tracking) -> str:
-    matrix = "the Gauss-Newton matrix" if tracking.curvature == "gauss-newton" else "the Hessian"
+    matrix = {"gauss-newton": "the Gauss-Newton matrix"}.get(tracking.curvature, "the Hessian")
     gradients = [point.gradients for point in tracking.points if point.gradients is not None]
     if gradients:
         matrix += f" (about {w.format_number(median(gradients), 2)} gradients each)"
@@ -170,7 +172,7 @@ def _describe_cost(tracking: Tracking) -> str:
 def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:
     numbers = [
         doc.KeyNumber("last ‖H‖", w.format_number(point.norm), f"step {point.step}")
-        for point in _measured(tracking)[-1:]
+        for point in _finite_points(tracking)[-1:]
     ]
     if ratios := _limit_ratios(tracking):
         ratio, point = max(ratios, key=lambda pair: pair[0])
@@ -299,13 +301,15 @@ def _point_tables(points: Sequence[TrackedPoint]) -> list[doc.Block]:
     if not points:
         return []
     shown = spread_out(points, EXTENT.rows)
-    table = doc.Table("Measurements", _columns(shown))
+    table = doc.Table("Measurements", _point_columns(shown))
     if len(shown) == len(points):
         return [table]
     remark = f"{len(shown)} of {len(points)} measurements are shown; .points has all."
     return [
         replace(table, text_only=True),
-        doc.Table("Measurements", _columns(spread_out(points, EXTENT.page_rows)), page_only=True),
+        doc.Table(
+            "Measurements", _point_columns(spread_out(points, EXTENT.page_rows)), page_only=True
+        ),
         doc.Paragraph(remark, text_only=True),
     ]
 
@@ -317,28 +321,30 @@ def spread_out(points: Sequence[TrackedPoint], most: int) -> Sequence[TrackedPoi
     return [points[round(number * (len(points) - 1) / (most - 1))] for number in range(most)]
 
 
-def _columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:
+def _point_columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:
     norms = [
         w.mark_doubt(w.format_number(point.norm), point.converged or math.isnan(point.norm))
         for point in points
     ]
-    ratios = _column("lr / limit", points, "lr_over_limit", 8)
+    ratios = _point_column("lr / limit", points, "lr_over_limit", 8)
     ratio_cells = w.map_known([point.lr_over_limit for point in points], w.format_ratio, "")
     marks = [w.text_if(ratio >= 1, "diverged") for ratio in _numbers(points, "lr_over_limit")]
     sharpest = [max(point.layers, key=point.layers.__getitem__, default="") for point in points]
     return [
-        replace(_column("step", points, "step", 9), cells=[str(point.step) for point in points]),
-        _column("loss", points, "loss", 7),
-        _column("training loss", points, "training_loss", 3),
-        _column("lr", points, "lr", 6),
-        replace(_column("‖H‖", points, "norm", 8), cells=norms),
-        _column("lr·‖H‖", points, "lr_times_norm", 7),
+        replace(
+            _point_column("step", points, "step", 9), cells=[str(point.step) for point in points]
+        ),
+        _point_column("loss", points, "loss", 7),
+        _point_column("training loss", points, "training_loss", 3),
+        _point_column("lr", points, "lr", 6),
+        replace(_point_column("‖H‖", points, "norm", 8), cells=norms),
+        _point_column("lr·‖H‖", points, "lr_times_norm", 7),
         replace(ratios, cells=ratio_cells, marks=marks),
         w.name_column("sharpest layer", sharpest, 2),
     ]
 
 
-def _column(
+def _point_column(
     heading: str, points: Sequence[TrackedPoint], field: str, importance: int
 ) -> doc.Column:
     cells = w.map_known([getattr(point, field) for point in points], w.format_number, "")

@@ -64,7 +64,7 @@ def format_estimate(estimate: Estimate | None) -> str:
 
 def mark_doubt(text: str, converged: bool) -> str:
     """Write `~` before a number that did not converge."""
-    return text if converged else f"~{text}"
+    return f"{text_if(not converged, '~')}{text}"
 
 
 def text_if(condition: object, text: str) -> str:
@@ -124,8 +124,7 @@ def shorten(name: str, most: int = LONGEST_NAME) -> str:
 
 def call_layer(name: str) -> str:
     """Name a layer in a sentence; those of an nn.Sequential are numbers: "Layer 0"."""
-    shown = shorten(printable(name))
-    return f"Layer {shown}" if name[:1].isdigit() else shown
+    return text_if(name[:1].isdigit(), "Layer ") + shorten(printable(name))
 
 
 def name_rows(rows: Iterable[Any]) -> list[str]:
@@ -138,7 +137,7 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{text_if(number != 1, 's')}"
 
 
-def agree(subjects: Sequence[object], singular: str, plural: str) -> str:
+def inflect(subjects: Sequence[object], singular: str, plural: str) -> str:
     """Return the verb's form for so many subjects."""
     return singular if len(subjects) == 1 else plural
 
@@ -154,7 +153,7 @@ def tell_time(seconds: float | None, gradients: float | None = None) -> str:
 def title(text: str, facts: Mapping[str, Any] | None) -> str:
     """Write a title that names the model's class, where it is known."""
     model = (facts or {}).get("model")
-    return f"{text}: {shorten(str(model))}" if model else text
+    return text + text_if(model, f": {shorten(str(model))}")
 
 
 def format_bytes(number: float) -> str:

@@ -73,7 +73,7 @@ class Descent:
 def named_descent(optimizer: str, momentum: float | None, weight_decay: float | None) -> Descent:
     """Return the descent of that name; the momentum is 0.9, except for "sgd", unless given."""
     choose("optimizer", optimizer, list(DESCENTS))
-    usual = 0.0 if optimizer == "sgd" else 0.9
+    usual = {"sgd": 0.0}.get(optimizer, 0.9)
     strength = usual if momentum is None else check_fraction("momentum", momentum)
     if optimizer == "sgd" and strength:
         raise ProblemError(

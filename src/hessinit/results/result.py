@@ -33,7 +33,7 @@ TRANSIENT = {"transient": True}
 LATER = {"later": True}
 # The modules that define the kinds of results, for `load`, which imports them until it knows the
 # kind: those of the library, and of the paper's experiments, a package of its own that needs torch.
-MODULES = (
+RESULT_MODULES = (
     "hessinit.results.curvature_report",
     "hessinit.results.initialization",
     "hessinit.results.comparison",
@@ -224,8 +224,8 @@ class Result(PlainData):
     @classmethod
     def check_kind(cls, data: Plain, source: str) -> None:
         """Refuse data of another kind or schema."""
-        if _kind(data) != cls.KIND:
-            raise ValueError(f"{source} holds {_kind(data)!r}, not {cls.KIND!r}.")
+        if _kind_of(data) != cls.KIND:
+            raise ValueError(f"{source} holds {_kind_of(data)!r}, not {cls.KIND!r}.")
         schema = data.get("schema")
         if type(schema) is not int or schema != cls.SCHEMA:
             raise ValueError(
@@ -286,8 +286,8 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 def _read_result(data: Plain, source: str) -> Result:
-    kind = _kind(data)
-    for module in MODULES:
+    kind = _kind_of(data)
+    for module in RESULT_MODULES:
         if kind not in Result.KINDS:
             import_module(module)
     if kind not in Result.KINDS:
@@ -296,7 +296,7 @@ def _read_result(data: Plain, source: str) -> Result:
     return Result.KINDS[kind].from_dict(data, source=source)
 
 
-def _kind(data: Plain) -> str:
+def _kind_of(data: Plain) -> str:
     return str(data.get("kind")) if isinstance(data, dict) else f"a JSON {type(data).__name__}"
 
 
