@@ -12,7 +12,7 @@ import hessinit
 from calls import call
 from hessinit import Initialization, initialize_, load, measure
 from hessinit.progress import ProgressState
-from hessinit.training.data import read_data
+from hessinit.training.loop import read_data
 from result_examples import make_raced
 
 from .conftest import on_a_terminal, without_seconds

@@ -434,8 +434,8 @@ def announced_race(show: OnProgress) -> OnProgress:
 
 def _cut(given: Any, batch_size: int | None, steps: int, seed: int) -> tuple[Any, Any]:
     """Return a mini-batch to measure, and the data of the race: ready batches, or all examples."""
-    from hessinit.training.data import read_data
     from hessinit.training.initialize import RACE
+    from hessinit.training.loop import read_data
 
     data = read_data(given, batch_size or 1, RACE.times_longer * steps)
     if not data.ready and batch_size is None:

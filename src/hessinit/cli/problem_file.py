@@ -215,7 +215,7 @@ def shared_keywords(loaded: LoadedProblem, shared: Iterable[str], problem: str) 
 
 
 def _seed(seed: int) -> None:
-    from hessinit.training.data import seed_generators
+    from hessinit.training.loop import seed_generators
 
     seed_generators(seed)
 

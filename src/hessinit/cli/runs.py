@@ -330,20 +330,20 @@ class _Training(NamedTuple):
 
 
 def _load_training(source: str, training: TrainingOptions, tracked: TrackedOptions) -> _Training:
-    from hessinit.training.data import read_data
+    from hessinit.training.loop import read_data
 
     location = find_problem(source)
     seed = training.seed
     loaded = load_problem(location, seed=seed, device=training.device, optimizer=training.optimizer)
     keywords = shared_keywords(loaded, ["optimizer", "curvature", *PROBLEM_OPTIONS], source)
     keywords |= options.given(layers=tracked.layers, seed=seed, curvature=tracked.curvature)
-    return _Training(
-        optimizer=keywords.pop("optimizer", "sgd"),
-        curvature=keywords.pop("curvature", "gauss-newton"),
-        # An iterator gives its batches only once.
-        data=read_data(loaded.batch, training.batch_size or 64, training.steps),
-        problem=hessinit.Problem(loaded.model, loaded.loss, None, **keywords),
-    )
+    optimizer = keywords.pop("optimizer", "sgd")
+    curvature = keywords.pop("curvature", "gauss-newton")
+    # An iterator gives its batches only once.
+    data = read_data(loaded.batch, training.batch_size or 64, training.steps)
+    problem = hessinit.Problem(loaded.model, loaded.loss, None, **keywords)
+    batch = data.tracked_batch(TRACKED, problem.seed)
+    return _Training(replace(problem, batch=batch), data, optimizer, curvature)
 
 
 def _fit(run: _Training, lr: float, overwrite: bool) -> hessinit.Initialization:
@@ -351,10 +351,8 @@ def _fit(run: _Training, lr: float, overwrite: bool) -> hessinit.Initialization:
 
     So the table begins with the ‖H‖ that was met.
     """
-    batches = run.data.tracked_batches(TRACKED, run.problem.seed)
-    pairs = [(batch.inputs, batch.targets) for batch in batches]
     return hessinit.initialize_(
-        replace(run.problem, batch=pairs[0] if len(pairs) == 1 else pairs),
+        run.problem,
         lr=lr,
         optimizer=run.optimizer,
         fit=hessinit.Fit(curvature=run.curvature),
@@ -381,7 +379,6 @@ def _train(
             steps=training.steps,
             optimizer=run.optimizer,
             warmup=training.warmup or 0,
-            examples=TRACKED,
             name=source,
             on_step=lambda step, loss: counter.step(f"loss {format_number(loss)}"),
             path=path,

@@ -21,8 +21,8 @@ from torch.autograd import forward_ad
 
 from hessinit.curvature import operators
 from hessinit.curvature.evaluation import BatchGraph, Evaluation, weights_in
+from hessinit.curvature.krylov import random_like
 from hessinit.curvature.loss_hessian import OutputLoss
-from hessinit.curvature.probes import random_like
 from hessinit.errors import DerivativeError, ProblemError
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.graph import custom_functions, nodes_behind

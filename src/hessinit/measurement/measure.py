@@ -16,17 +16,22 @@ from torch import nn
 
 from hessinit.curvature import derivative_check, operators, rounding_error, shares
 from hessinit.curvature import progress as progress_of
-from hessinit.curvature.cost import in_gradients, loss_gradient
 from hessinit.curvature.engine import (
     Engine,
     Extremes,
+    LanczosEngine,
     LanczosSettings,
     measure_spectrum,
     with_rounding,
 )
 from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
-from hessinit.curvature.lanczos_engine import LanczosEngine
+from hessinit.curvature.evaluation import (
+    Evaluation,
+    evaluate,
+    in_gradients,
+    loss_gradient,
+    unused_leaves,
+)
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
 from hessinit.measurement.diagnostics import diagnose

@@ -11,12 +11,16 @@ from typing import Any
 from torch import nn
 
 from hessinit.curvature import engine_choice, gram
-from hessinit.curvature.cost import gradient_seconds, in_gradients
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.curvature.evaluation import (
+    Evaluation,
+    evaluate,
+    gradient_seconds,
+    in_gradients,
+    unused_leaves,
+)
 from hessinit.curvature.hessian_engine import HessianEngine
-from hessinit.curvature.krylov import MEMORY
-from hessinit.curvature.probes import random_like
+from hessinit.curvature.krylov import MEMORY, random_like
 from hessinit.curvature.progress import expected_products
 from hessinit.errors import ProblemError, choose, list_of
 from hessinit.measurement.facts import notes_on, versions_of

@@ -20,7 +20,6 @@ from hessinit.errors import (
     WeightsError,
     check_callable,
     check_number,
-    choose,
     did_you_mean,
     list_of,
 )
@@ -263,25 +262,13 @@ def check_model(model: Any, forward: Any) -> None:
         check_callable("forward", getattr(forward, "forward", forward), "forward(model, inputs)")
 
 
-def check_arguments(
-    model: Any,
-    loss: Any,
-    forward: Any = None,
-    dtype: Any = None,
-    dropout: str = "freeze",
-    reduction: str = "auto",
-    check: Any = True,
-    precision: str = "auto",
-) -> None:
-    check_model(model, forward)
-    check_callable("loss", loss, "loss(output, target)")
-    if dtype not in (None, torch.float32, torch.float64):
-        choices = "choose torch.float32, torch.float64, or None for the better of float32 and the model's own"
-        raise ProblemError(f"dtype={dtype!r} is not supported; {choices}.")
-    choose("dropout", dropout, ["refuse", "freeze"])
-    choose("reduction", reduction, ["auto", "mean", "sum"])
-    choose("precision", precision, PRECISIONS)
-    check_switches(check=check)
+def check_kind(name: str, value: Any, kind: type, example: str) -> None:
+    """Raise ProblemError unless an argument is one of hessinit's `kind`."""
+    if not isinstance(value, kind):
+        raise ProblemError(
+            f"{name} is a {type(value).__name__}; it must be a hessinit.{kind.__name__}, such as "
+            f"{kind.__name__}({example})."
+        )
 
 
 def check_order(model: nn.Module, loss: Any) -> None:

@@ -241,6 +241,11 @@ class FunctionalProblem:
         widest = torch.float64 if torch.float64 in dtypes else torch.float32
         self.dtype = problem.dtype or widest
         self.converts = dtypes != {self.dtype}
+        # A recomputation finds the model's own tensors: of another dtype, or buffers that it would
+        # write to.
+        training = (module for module in self.model.modules() if module.training)
+        stateful = any(True for module in training for _ in module.buffers(recurse=False))
+        self._guarded = self.converts or stateful
         self.loss = problem.loss
         self.forward = problem.forward
         self.seed = problem.seed
@@ -406,15 +411,10 @@ class FunctionalProblem:
             inputs = cast(inputs, dtype, self.device)
         inputs = map_tensors(torch.clone, inputs)
         draws = Draws(self.seed + draw, self.device)
-        # A recomputation finds the model's own tensors: of another dtype, or buffers that it would
-        # write to.
-        training = (module for module in self.model.modules() if module.training)
-        stateful = any(True for module in training for _ in module.buffers(recurse=False))
-        guarded = self.converts or stateful
         with (
             self._users_default_device(),
             explained(self.model, batch.inputs, self.forward, self.converts),
-            disable_saved_tensors_hooks(RECOMPUTES) if guarded else contextlib.nullcontext(),
+            disable_saved_tensors_hooks(RECOMPUTES) if self._guarded else contextlib.nullcontext(),
             contextlib.nullcontext() if plain else Substitutes(),
             torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16(dtype)),
         ):

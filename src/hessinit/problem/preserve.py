@@ -148,14 +148,9 @@ class Draws:
         for generator in self._generators:
             generator.manual_seed(seed)
         self._states = [generator.get_state() for generator in self._generators]
-        self._seed_others(seed)
-        self._next = (random.random(), numpy.random.random_sample())
-        self._seed_others(seed)
-
-    @staticmethod
-    def _seed_others(seed: int) -> None:
         random.seed(seed)
         numpy.random.seed(seed % 2**32)
+        self._next = _first_numbers(seed)
 
     def happened(self) -> bool:
         """Whether anything was drawn since the seeding; ask once, for asking draws."""
@@ -163,6 +158,12 @@ class Draws:
         if any(not torch.equal(generator.get_state(), state) for generator, state in states):
             return True
         return (random.random(), numpy.random.random_sample()) != self._next
+
+
+@functools.lru_cache(maxsize=8)
+def _first_numbers(seed: int) -> tuple[float, float]:
+    """What the generators of Python and numpy give first after this seed."""
+    return random.Random(seed).random(), numpy.random.RandomState(seed % 2**32).random_sample()
 
 
 Convert = Callable[[Tensor], Tensor]

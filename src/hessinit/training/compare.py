@@ -24,17 +24,19 @@ from hessinit.progress import OnProgress, announce, check_progress
 from hessinit.results.comparison import Comparison, Run
 from hessinit.results.result import Plain, from_plain
 from hessinit.training import loop
-from hessinit.training.data import device_of, read_data
-from hessinit.training.initializers import (
+from hessinit.training.jobs import Job, JobFolder, check_folder, check_workers, count_cores
+from hessinit.training.loop import device_of, read_data
+from hessinit.training.trainer import (
+    OURS,
+    Build,
+    FirstModel,
     Initializer,
     NormalWeights,
+    Trainer,
     WriteWeights,
     describe,
     read_schemes,
 )
-from hessinit.training.job_folder import JobFolder, check_folder
-from hessinit.training.trainer import Build, FirstModel, Trainer
-from hessinit.training.workers import Job, check_workers, count_cores
 
 
 @dataclass(frozen=True)
@@ -129,14 +131,18 @@ class Grid:
 
     @property
     def rate_dependent(self) -> tuple[str, ...]:
-        """The schemes whose weights may depend on the learning rate."""
-        return tuple(scheme.name for scheme in self.schemes if scheme.depends_on_rate)
+        """The schemes whose weights may depend on the learning rate, which functions receive."""
+        return tuple(
+            scheme.name
+            for scheme in self.schemes
+            if scheme.scheme == OURS or not isinstance(scheme.scheme, (str, NormalWeights))
+        )
 
     def is_measured(self, key: Key) -> bool:
         """Whether the run shows norms: at the lowest rate alone, if all share the weights."""
         scheme, rate, _ = key
-        depends = scheme in self.rate_dependent
-        return self.measures_curvature and (depends or rate == min(self.rates))
+        is_shown = scheme in self.rate_dependent or rate == min(self.rates)
+        return self.measures_curvature and is_shown
 
 
 @uninterrupted
@@ -186,7 +192,7 @@ def compare(
     >>> comparison.best
     ('he', 0.1)
     """
-    _check_settings(settings)
+    checks.check_kind("settings", settings, RunSettings, "workers=4")
     check_each("compare", settings.distributed)
     steps = checks.check_whole("steps", steps, at_least=USUAL.fewest_steps)
     grid = _read_grid(schemes, learning_rates, seeds, settings, steps)
@@ -274,7 +280,7 @@ def sweep(
     True
     """
     steps = checks.check_whole("steps", steps, at_least=USUAL.fewest_steps)
-    _check_settings(settings)
+    checks.check_kind("settings", settings, RunSettings, "workers=4")
     patterns: Any = layers
     if not isinstance(layers, str):
         patterns = tuple(checks.list_patterns(layers) or ()) or None
@@ -298,23 +304,12 @@ def sweep(
     )
 
 
-def _check_settings(settings: Any) -> None:
-    if not isinstance(settings, RunSettings):
-        raise ProblemError(
-            f"settings is a {type(settings).__name__}; it must be a hessinit.RunSettings, such as "
-            "RunSettings(workers=4)."
-        )
-
-
 def _read_problem(loss: Any, data: Any) -> tuple[Loss, Any, dict[str, Any]]:
     """Return loss, data, and the options of a problem for every model."""
-    if not isinstance(loss, Problem):
-        # The model is checked once it is built.
-        problem = Problem(nn.Identity(), loss, None)
-    else:
-        problem = loss
-        if data is None:
-            data = problem.batch
+    # The model is checked once it is built.
+    problem = loss if isinstance(loss, Problem) else Problem(nn.Identity(), loss, None)
+    if data is None:
+        data = problem.batch
     of_a_run = ("model", "loss", "batch", "seed")
     names = [field.name for field in fields(Problem) if field.name not in of_a_run]
     return problem.loss, data, {name: getattr(problem, name) for name in names}
@@ -325,9 +320,8 @@ def _read_list(
 ) -> tuple[Any, ...]:
     numbers = [read(name, value) for value in list_of(values)]
     if not numbers or len(set(numbers)) < len(numbers):
-        shown = numbers or values
         raise ProblemError(
-            f"{name}={shown!r} must be a list of numbers, each once, such as {example}."
+            f"{name}={numbers or values!r} must be a list of numbers, each once, such as {example}."
         )
     return tuple(numbers)
 
