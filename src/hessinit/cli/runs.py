@@ -19,7 +19,6 @@ from hessinit.cli import options
 from hessinit.cli.failures import INTERRUPTED, NOT_MET, failures_explained, import_torch, stop
 from hessinit.cli.output import Output, progress, stdout_for_results
 from hessinit.cli.problem_file import Builder, find_problem, load_problem
-from hessinit.present.comparison import any_learns
 from hessinit.present.words import count, format_number
 from hessinit.progress import StepCounter, progress_bar
 
@@ -214,7 +213,7 @@ def _run_grid(
             verb = getattr(hessinit, command.__name__)
             comparison = verb(build, loaded.problem, loaded.batch, settings=settings, **chosen)
     output.write(comparison)
-    if not any_learns(comparison):
+    if not comparison.learners:
         stop("Nothing learned: the result says more.", NOT_MET)
 
 

@@ -133,8 +133,8 @@ def _judge_gradients(
         yield Finding(
             kind="no gradient",
             layers=tuple(unused),
-            message=f"{_name(unused)} {words.agree(unused, 'gets', 'get')} no gradient: the "
-            f"forward does not use {words.agree(unused, 'it', 'them')}, or detaches the result.",
+            message=f"{_name(unused)} {words.inflect(unused, 'gets', 'get')} no gradient: the "
+            f"forward does not use {words.inflect(unused, 'it', 'them')}, or detaches the result.",
             way_out="Use it, freeze it with requires_grad_(False), or leave it out of the layers.",
         )
     used = {name: part for name, part in gradients.items() if evaluation.moments[name] is not None}
@@ -147,7 +147,7 @@ def _judge_gradients(
         yield Finding(
             kind="no gradient",
             layers=tuple(blocked),
-            message=f"{_name(blocked)} {words.agree(blocked, 'gets', 'get')} no gradient, and none "
+            message=f"{_name(blocked)} {words.inflect(blocked, 'gets', 'get')} no gradient, and none "
             f"after two steps: {reason}.",
             way_out=f"{REDRAW} also sets the biases to 0.",
         )

@@ -615,8 +615,9 @@ def _namespaces(function: types.FunctionType) -> list[tuple[dict[str, Any], list
     namespaces = [function.__globals__]
     for name in names:
         module = function.__globals__.get(name)
-        is_module = isinstance(module, types.ModuleType)
-        if is_module and module.__name__.partition(".")[0] not in _LIBRARIES:
+        if not isinstance(module, types.ModuleType):
+            continue
+        if module.__name__.partition(".")[0] not in _LIBRARIES:
             namespaces.append(vars(module))
     return [(namespace, [name for name in names if name in namespace]) for namespace in namespaces]
 
