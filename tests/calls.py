@@ -19,3 +19,7 @@ def call(verb: Callable[..., T], model: Any, loss: Any, batch: Any, **options: A
     of_the_problem = {name: value for name, value in options.items() if name in OF_A_PROBLEM}
     own = {name: value for name, value in options.items() if name not in OF_A_PROBLEM}
     return verb(hessinit.Problem(model, loss, batch, **of_the_problem), **own)
+
+
+def measure(model: Any, loss: Any, batch: Any, **options: Any) -> hessinit.CurvatureReport:
+    return call(hessinit.measure, model, loss, batch, **options)

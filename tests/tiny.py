@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 LOSS = nn.CrossEntropyLoss()
+SHORT_RUNS: dict[str, Any] = {"steps": 10, "seeds": 1, "workers": 1, "progress": False}
 
 
 def network(**settings: Any) -> nn.Sequential:

@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 
 import hessinit
-from hessinit import Comparison, Initialization, measure
+from calls import measure
+from hessinit import Comparison, Initialization
 from hessinit.cli import demo
 
 from .conftest import without_seconds
@@ -52,7 +53,7 @@ def test_json_holds_what_the_library_computes_and_is_all_that_is_printed(run):
     assert shown["kind"] == "hessinit demonstration"
     initialization = Initialization.from_dict(shown["initialization"])
     assert initialization.lr == 0.1
-    measured = measure(hessinit.Problem(*demo.problem(seed=3), seed=3))
+    measured = measure(*demo.problem(seed=3), seed=3)
     assert initialization.before.network.norm == pytest.approx(measured.network.norm, rel=1e-3)
     grids = [Comparison.from_dict(shown[name]) for name in ("plain", "normalized")]
     for grid in grids:
@@ -64,5 +65,5 @@ def test_json_holds_what_the_library_computes_and_is_all_that_is_printed(run):
 def test_the_demo_s_problem_can_be_measured_by_name(run):
     result = run("measure", "hessinit.cli.demo:problem", "--json")
     assert result.exit_code == 0, result.output
-    measured = measure(hessinit.Problem(*demo.problem(), seed=0)).to_dict()
+    measured = measure(*demo.problem(), seed=0).to_dict()
     assert without_seconds(json.loads(result.stdout)) == without_seconds(measured)

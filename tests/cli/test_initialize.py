@@ -9,7 +9,8 @@ import safetensors.torch
 import torch
 
 import hessinit
-from hessinit import Initialization, initialize_, load, measure
+from calls import measure
+from hessinit import Initialization, initialize_, load
 from hessinit.training.data import read_data
 from result_examples import make_raced
 
@@ -98,9 +99,7 @@ def test_the_function_s_keywords_that_mean_the_same_are_taken_and_others_are_nam
     assert "net.py:with_keywords also returns curvature, seed, which only hessinit measure" in result.stderr
     shown = Initialization.from_json(result.stdout)
     assert set(shown.scales) == {"0", "2"}
-    doubled = measure(
-        hessinit.Problem(*net.problem(), forward=lambda model, x: 2 * model(x), layers=["0", "2"])
-    )
+    doubled = measure(*net.problem(), forward=lambda model, x: 2 * model(x), layers=["0", "2"])
     assert shown.before.network.norm == pytest.approx(doubled.network.norm, rel=1e-6)
 
 

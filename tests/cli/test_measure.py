@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from calls import call
-from hessinit import CurvatureReport, LearningRateAdvice, load, measure, plan
+from calls import measure
+from hessinit import CurvatureReport, LearningRateAdvice, load, plan
 from hessinit.cli.measure import tell_rate
 from hessinit.results.curvature_report import ONLY_BOUNDED
 from result_examples import make_estimate, make_three_layers
@@ -24,7 +24,7 @@ def test_json_is_exactly_what_the_library_measures_with_the_fourth_value_s_keywo
     assert same(run("measure", "net.py:problem", "--json").stdout, measure(*net.problem()))
     model, loss, batch, keywords = net.with_keywords()
     result = run("measure", "net.py:with_keywords", "--json")
-    assert same(result.stdout, call(measure, model, loss, batch, **keywords))
+    assert same(result.stdout, measure(model, loss, batch, **keywords))
     assert json.loads(result.stdout)["curvature"] == "both"
 
 
@@ -45,9 +45,7 @@ def test_options_win_over_the_fourth_value(run, net):
     result = run("measure", "net.py:with_keywords", "--json", *options.split())
     model, loss, batch, keywords = net.with_keywords()
     chosen = {"curvature": "hessian", "layers": ["1", "2"], "tolerance": 1e-5, "seed": 7}
-    expected = call(
-        measure, model, loss, batch, **{**keywords, **chosen}, details=["jacobians", "diagnostics"]
-    )
+    expected = measure(model, loss, batch, **{**keywords, **chosen}, details=["jacobians", "diagnostics"])
     assert same(result.stdout, expected)
     assert (expected.names, expected.tolerance, expected.seed) == (("1", "2"), 1e-5, 7)
     assert expected.layers[0].jacobians is not None

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import hessinit
+from calls import measure
 
 WRONG = """
 import torch
@@ -187,10 +188,8 @@ def test_huge_inputs_are_named_where_the_loss_can_still_be_measured() -> None:
 
 def test_probabilities_under_another_loss_and_masks_are_no_reason_for_a_note() -> None:
     model, inputs = nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)), torch.eye(3)
-    report = hessinit.measure(hessinit.Problem(model, nn.MSELoss(), (inputs, torch.zeros(3, 2)), layers="**"))
+    report = measure(model, nn.MSELoss(), (inputs, torch.zeros(3, 2)), layers="**")
     assert report.notes == ()
     masked = (inputs, torch.full((3, 2), -1e9)), torch.zeros(3, 2)
     call = lambda model, x: model[0](x[0]) + 0 * x[1].clamp(min=-1)  # noqa: E731
-    assert (
-        hessinit.measure(hessinit.Problem(model, nn.MSELoss(), masked, layers="**", forward=call)).notes == ()
-    )
+    assert measure(model, nn.MSELoss(), masked, layers="**", forward=call).notes == ()

@@ -12,7 +12,7 @@ from pieces import assert_right, split_into
 from torch import Tensor, nn
 
 import hessinit
-from calls import call
+from calls import measure
 from tiny import LOSS, Net, labels
 from zoo import ZOO, Problem
 from zoo.truth import true_layers, true_network
@@ -104,9 +104,7 @@ def test_no_single_pair_of_examples_is_missed(examples: int) -> None:
             return m.last(hidden + torch.outer(place, hidden[pair[1]]))
 
         options = {"network": False, "max_iterations": 3, "seed": seed if examples == 40 else 0}
-        report = call(
-            hessinit.measure, two_layers(see), LOSS, (double(examples, 3), labels(examples)), **options
-        )
+        report = measure(two_layers(see), LOSS, (double(examples, 3), labels(examples)), **options)
         assert report["first"].engine == "lanczos", (seeing, seen)
 
 
@@ -136,7 +134,7 @@ def test_every_problem_of_the_zoo_is_right_in_pieces(
 ) -> None:
     split_into(monkeypatch, examples)
     options = {"dtype": torch.float64, "tolerance": 1e-8, "forward": problem.forward, **problem.options}
-    report = call(hessinit.measure, *problem.build(), **options)
+    report = measure(*problem.build(), **options)
     for name, true in true_layers(problem, "gauss-newton").items():
         assert report[name].norm == pytest.approx(true.norm, rel=1e-6, abs=1e-12), name
     assert report.network.norm == pytest.approx(true_network(problem, "gauss-newton").norm, rel=1e-6)
@@ -207,9 +205,9 @@ def test_a_frozen_dropout_mask_belongs_to_the_whole_batch(monkeypatch: pytest.Mo
         nn.Sequential(*perceptron(), nn.Dropout(0.5), nn.Linear(3, 3).double()),
         (double(), labels()),
     )
-    whole = hessinit.measure(hessinit.Problem(model, LOSS, batch, dropout="freeze"))
+    whole = measure(model, LOSS, batch, dropout="freeze")
     split_into(monkeypatch, 2)
-    pieces = hessinit.measure(hessinit.Problem(model, LOSS, batch, dropout="freeze"))
+    pieces = measure(model, LOSS, batch, dropout="freeze")
     assert [row.norm for row in pieces.layers] == [row.norm for row in whole.layers]
 
 

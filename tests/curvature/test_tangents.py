@@ -14,6 +14,7 @@ from random_networks import Parts
 from torch import Tensor, nn
 
 import hessinit
+from calls import measure
 from hessinit.curvature import evaluation as evaluations
 from hessinit.curvature import loss_hessian, tangents
 from hessinit.curvature.evaluation import Evaluation, evaluate
@@ -225,10 +226,8 @@ def test_complex_functions_are_measured_right_by_both_engines_and_curvatures(nam
     for curvature, estimator in (("gauss-newton", "gram"), ("gauss-newton", "lanczos"), ("hessian", "auto")):
         truth = true_norms(Parts(model, F.cross_entropy, data), layers, curvature)
         for check in (True, False):
-            found = hessinit.measure(
-                hessinit.Problem(model, F.cross_entropy, data, check=check),
-                curvature=curvature,
-                estimator=estimator,
+            found = measure(
+                model, F.cross_entropy, data, check=check, curvature=curvature, estimator=estimator
             )
             for layer, norm in truth.items():
                 assert found[layer].norm == pytest.approx(norm, rel=1e-3)
@@ -253,9 +252,7 @@ class Recurrence(nn.Module):
 def test_complex_activations_and_frozen_complex_weights_are_no_obstacle(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     data = torch.randn(8, 4, 2), torch.randint(3, (8,))
-    found = hessinit.measure(
-        hessinit.Problem(Recurrence(), F.cross_entropy, data, dtype=dtype), details="diagnostics"
-    )
+    found = measure(Recurrence(), F.cross_entropy, data, dtype=dtype, details="diagnostics")
     assert found.converged
     assert found["inner"].diagnostics.activation_std > 0
 
@@ -285,7 +282,7 @@ def test_a_loss_that_is_nearly_a_cross_entropy_is_measured_right_for_many_logits
         model[2].weight.add_(6)  # the words share a component
     data = torch.randn(8, 4).double(), torch.randint(WORDS, (8,))
     data[0][0] *= 300
-    found = hessinit.measure(hessinit.Problem(model, NEARLY[name], data, layers="0"))["0"]
+    found = measure(model, NEARLY[name], data, layers="0")["0"]
     truth = true_norms(Parts(model, NEARLY[name], data), {"0": ["0.weight"]}, "gauss-newton")["0"]
     assert found.converged
     assert found.norm == pytest.approx(truth, abs=found.error + 1e-9 * truth)

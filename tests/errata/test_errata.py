@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calls import call
+from calls import measure
 from hessinit.digits import load_digits
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.gain import gain
-from hessinit.measurement.measure import measure
 
 DEPTH, WIDTH, EXAMPLES, NETS = 20, 512, 64, 6
 EXACT = {"curvature": "hessian", "network": False, "tolerance": 1e-6}
@@ -183,7 +182,7 @@ def first_layer_gap(activation: type[nn.Module], scale: float = 1.0) -> float:
             parameter.mul_(scale)
     images, labels = load_digits()
     options = {"curvature": "both", "layers": "0", "network": False, "dtype": torch.float64}
-    row = call(measure, model, nn.CrossEntropyLoss(), (images[:128].flatten(1), labels[:128]), **options)["0"]
+    row = measure(model, nn.CrossEntropyLoss(), (images[:128].flatten(1), labels[:128]), **options)["0"]
     return row.norm / row.approximation.value
 
 
@@ -237,7 +236,7 @@ def test_descent_turns_at_two_over_the_measured_norm(kind: str) -> None:
     images = load_digits()[0][:128].flatten(1).double()
     if kind == "a quadratic":
         model, batch = nn.Linear(64, 10, bias=False).double(), (images, torch.randn(128, 10).double())
-        weight, norm = model.weight, call(measure, model, nn.MSELoss(), batch, **EXACT)["weight"].norm
+        weight, norm = model.weight, measure(model, nn.MSELoss(), batch, **EXACT)["weight"].norm
         truth = torch.linalg.eigvalsh(images.mT @ images)[-1].item() * 2 / (128 * 10)
         assert norm == pytest.approx(truth, rel=1e-5)
     else:
@@ -256,7 +255,7 @@ def near_its_minimum(images: Tensor) -> tuple[nn.Sequential, tuple[Tensor, Tenso
     layers = nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 10)
     model = nn.Sequential(*layers).double()
     batch = images, model(images).detach()
-    return model, batch, call(measure, model, nn.MSELoss(), batch, layers="2", **EXACT)["2"].norm
+    return model, batch, measure(model, nn.MSELoss(), batch, layers="2", **EXACT)["2"].norm
 
 
 def test_the_guaranteed_decrease_is_largest_at_one_over_the_norm_and_gone_at_twice_that() -> None:

@@ -16,12 +16,11 @@ from networks import LOSS, cnn, digits, lstm, mlp, normalized, residual, state, 
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from calls import measure
 from dense import dense_curvature, ends
-from hessinit import Problem
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.options import KAPPA, SCALING
-from hessinit.measurement.measure import measure
 from hessinit.training.advise import advise
 from hessinit.training.initialize import initialize_
 from tiny import Net, inputs, labels, raise_from
@@ -53,9 +52,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Any]]] = {
 def check_norm(model: nn.Module, loss: Any, batch: Any, result: Any, target: float) -> None:
     """Measured again, tightly and in double precision, by the verb that the search does not use."""
     assert result.converged, result.reason
-    again = measure(
-        Problem(model, loss, batch, dtype=torch.float64, dropout="freeze", seed=9), tolerance=1e-5
-    ).network
+    again = measure(model, loss, batch, dtype=torch.float64, dropout="freeze", seed=9, tolerance=1e-5).network
     assert again.norm == pytest.approx(target, rel=0.051)
     assert result.after.network.norm == pytest.approx(again.norm, rel=6e-3)
 
@@ -258,7 +255,7 @@ def test_every_layer_meets_the_target(build: Any, depth: int, target: float, sch
     result = initialize_(model, LOSS, batch, target=target, rule="layers", scheme=scheme)
     assert result.converged, result.reason
     assert len(result.measurements) <= 6
-    again = measure(Problem(model, LOSS, batch, dtype=torch.float64, seed=5), tolerance=1e-4, network=False)
+    again = measure(model, LOSS, batch, dtype=torch.float64, seed=5, tolerance=1e-4, network=False)
     assert len(again) == len(result.scales)
     for layer in again:
         assert layer.norm == pytest.approx(target, rel=0.05)
@@ -361,9 +358,7 @@ def test_frozen_weights_biases_and_layers_left_out_stay() -> None:
     result = initialize_(model, LOSS, digits(), target=1.0, layers=["3", "7"])
     assert state(model[1]) == kept
     assert set(result.scales) == {"3", "7"}
-    assert measure(Problem(model, LOSS, digits(), layers=["3", "7"])).network.norm == pytest.approx(
-        1.0, rel=0.05
-    )
+    assert measure(model, LOSS, digits(), layers=["3", "7"]).network.norm == pytest.approx(1.0, rel=0.05)
 
 
 class Lora(nn.Module):
@@ -484,9 +479,7 @@ def test_empty_weights_half_precision_and_active_dropout() -> None:
     assert result.converged, result.reason
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
     assert initialize_(model, LOSS, digits(), target=2.0).converged
-    assert measure(Problem(model, LOSS, digits(), dropout="freeze")).network.norm == pytest.approx(
-        2.0, rel=0.05
-    )
+    assert measure(model, LOSS, digits(), dropout="freeze").network.norm == pytest.approx(2.0, rel=0.05)
     with pytest.raises(ProblemError, match="active .train mode."):
         initialize_(model, LOSS, digits(), dropout="refuse")
 

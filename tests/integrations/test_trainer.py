@@ -178,12 +178,7 @@ def test_adapters_say_that_the_model_was_trained() -> None:
     problem = hessinit.logits_problem(adapted, Sentences().batch(), task="causal-lm")
     with pytest.raises(hessinit.ProblemError, match="holds adapters of peft, so it was trained before"):
         call(
-            hessinit.initialize_,
-            problem.model,
-            problem.loss,
-            problem.batch,
-            lr=0.1,
-            forward=problem.forward,
+            hessinit.initialize_, problem.model, problem.loss, problem.batch, lr=0.1, forward=problem.forward
         )
 
 

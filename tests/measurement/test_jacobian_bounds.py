@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hessinit
+from calls import measure
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
 from hessinit.measurement.bounds import jacobian_bounds
@@ -396,9 +397,7 @@ def test_bounds_of_odd_shapes_and_scaled_activations_are_above_the_norm(name: st
     run, shape, loss, inputs, target = ABOVE_THE_NORM[name]
     model = Net(run, a=nn.Linear(*shape), head=bare(3, 2))
     nn.init.ones_(model.head.weight)  # which adds repeated numbers up
-    row = hessinit.measure(hessinit.Problem(model, loss, (inputs, target), layers="a"), details="jacobians")[
-        "a"
-    ]
+    row = measure(model, loss, (inputs, target), layers="a", details="jacobians")["a"]
     assert row.jacobians.rigorous_bound >= row.norm > 0
     assert name != "turned" or row.jacobians.activation == 1  # its numbers come in another order
 
@@ -427,7 +426,7 @@ def test_reentrant_checkpoints_are_refused_in_words() -> None:
     with pytest.raises(hessinit.ProblemError, match="is not that of the function that is trained"):
         hessinit.measure(*problem)
     with pytest.raises(hessinit.ProblemError, match="reentrant checkpoints"):
-        hessinit.measure(hessinit.Problem(*problem, check=False), details="jacobians")
+        measure(*problem, check=False, details="jacobians")
 
 
 def test_a_layer_that_gives_the_slope_of_an_activation_does_not_have_it() -> None:
@@ -467,10 +466,7 @@ def test_the_papers_bound_is_not_below_the_rigorous_one_of_bias_free_relu_networ
     )  # fmt: skip
     inputs = torch.randn(5, 2, 6, 6)
     model = nn.Sequential(body, bare(body(inputs).shape[1], 6), nn.ReLU(), bare(6, 3))
-    report = hessinit.measure(
-        hessinit.Problem(model, loss, (inputs, torch.randint(3, (5,))), dtype=torch.float64),
-        details="jacobians",
-    )
+    report = measure(model, loss, (inputs, torch.randint(3, (5,))), dtype=torch.float64, details="jacobians")
     for row in report:
         # The layer's input is ‖F x‖ long here, at most ‖F‖ ‖x‖; both carry errors of up to a per cent.
         assert row.norm <= row.jacobians.rigorous_bound <= row.jacobians.paper_bound * 1.03

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import hessinit
-from calls import call
+from calls import call, measure
 from hessinit.curvature.evaluation import evaluate
 from hessinit.curvature.progress import Progress, ProgressState
 from hessinit.measurement import plan as costs
@@ -63,9 +63,7 @@ def test_progress_begins_after_two_seconds_and_ends_with_every_layer_and_product
     clock: list[float], options: dict[str, Any]
 ) -> None:
     states: list[ProgressState] = []
-    report = call(
-        hessinit.measure, network(), LOSS, batch(), progress=states.append, tolerance=1e-6, **options
-    )
+    report = measure(network(), LOSS, batch(), progress=states.append, tolerance=1e-6, **options)
     rows = (*report.layers, report.network) if options.get("network", True) else report.layers
     *running, last = states
     assert running
@@ -176,7 +174,7 @@ def test_a_plan_names_the_engine_that_the_measurement_uses_and_changes_nothing(
     before = snapshot(model, LOSS, batch())
     plan = call(hessinit.plan, model, LOSS, batch(), **options)
     assert differences(before, snapshot(model, LOSS, batch())) == []
-    report = call(hessinit.measure, model, LOSS, batch(), **options)
+    report = measure(model, LOSS, batch(), **options)
     assert isinstance(plan, hessinit.MeasurementPlan)
     assert (plan.engine, plan.engine_reason) == (report.engine, report.engine_reason)
     assert (plan.layers, plan.parameters) == (len(report), report.network.parameters)

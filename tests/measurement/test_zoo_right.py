@@ -12,7 +12,7 @@ from odd_constructions import ODD, draw
 from silent_errors import failures, run_one
 
 import hessinit
-from calls import call
+from calls import measure
 from dense import Extremes
 from hessinit_paper import quadratic_form
 from zoo import PROBLEMS, ZOO, Problem
@@ -53,7 +53,7 @@ def test_every_layer_is_right_in_both_precisions_and_the_model_comes_back_bit_fo
         options = {"curvature": curvature, "forward": problem.forward, **settings, **problem.options}
         if curvature == "gauss-newton":
             options["details"] = ["jacobians", "diagnostics"]
-        report = call(hessinit.measure, model, loss, batch, **options)
+        report = measure(model, loss, batch, **options)
         assert differences(before, snapshot(model, loss, batch)) == []
         rows = {**{row.name: row for row in report.layers}, "network": report.network}
         assert sorted(rows) == sorted(truths)
