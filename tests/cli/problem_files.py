@@ -134,7 +134,7 @@ def leaves():
 
 def with_dropout():
     model, loss, batch = problem()
-    return nn.Sequential(model, nn.Dropout()), loss, batch
+    return nn.Sequential(model, nn.Dropout()), loss, batch, {"dropout": "refuse"}
 
 def partly_frozen():
     model, loss, batch = problem()

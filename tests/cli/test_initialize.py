@@ -20,10 +20,8 @@ NOTHING = "No weights were written. Pass --weights FILE.safetensors to keep them
 
 
 def test_json_is_exactly_what_the_library_does(run, net):
-    options = (
-        "--lr 0.1 --scheme he --optimizer momentum --momentum 0.5 --seed 3 --scaling last --tolerance 0.01"
-    )
-    result = run("initialize", "net.py:problem", "--json", "--no-race", *options.split())
+    options = "--lr 0.1 --scheme he --optimizer momentum --momentum 0.5 --seed 3 --scaling last --no-race"
+    result = run("initialize", "net.py:problem", "--json", "--tolerance", 0.01, *options.split())
     assert (result.exit_code, result.stderr) == (0, NOTHING), result.output
     expected = initialize_(
         *net.problem(), lr=0.1, scheme="he", optimizer="momentum", momentum=0.5, seed=3, scaling="last",

@@ -88,9 +88,7 @@ class FusedCrossEntropy(torch.autograd.Function):
         ctx.save_for_backward((z.softmax(1) - F.one_hot(y, z.shape[1])) / len(z))
         return F.cross_entropy(z, y)
 
-    backward = staticmethod(
-        once_differentiable(lambda ctx, gradient: (gradient * ctx.saved_tensors[0], None))
-    )
+    backward = staticmethod(once_differentiable(lambda ctx, grad: (grad * ctx.saved_tensors[0], None)))
 
 
 class Scaled(torch.autograd.Function):
@@ -247,7 +245,7 @@ def test_a_row_of_padding_does_not_trip_it() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @each_curvature
-def test_a_layer_or_a_loss_wrong_by_5_percent_is_found_in_random_networks(
+def test_layers_and_losses_wrong_by_5_percent_are_found_in_random_networks(
     curvature: str, precision: str
 ) -> None:
     """A sample; benchmarks/check_power.py counts 200 of them."""
@@ -277,7 +275,7 @@ def test_one_large_layer_wrong_by_5_percent_is_found(layer: str, curvature: str)
 
 @pytest.mark.parametrize(("inner", "most"), [(network(), 3), (deep(6, 2), 5)], ids=["smooth", "kinks"])
 @each_curvature
-def test_the_check_costs_three_evaluations_and_two_more_for_kinks(
+def test_the_check_costs_three_evaluations_and_two_for_kinks(
     inner: nn.Module, most: int, curvature: str
 ) -> None:
     def count_calls(check: bool) -> int:

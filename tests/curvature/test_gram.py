@@ -36,9 +36,8 @@ def two_layers(run: Callable[[Any, Tensor], Tensor]) -> nn.Module:
 
 
 SCALAR = Net(lambda m, x: m.layer(x).mean(), layer=nn.Linear(3, 1)).double()
-LOW_RANK = Net(
-    lambda m, x: x @ m.down.T @ m.up.T, down=nn.Parameter(double(2, 3)), up=nn.Parameter(double(3, 2))
-)
+DOWN_UP = {"down": nn.Parameter(double(2, 3)), "up": nn.Parameter(double(3, 2))}
+LOW_RANK = Net(lambda m, x: x @ m.down.T @ m.up.T, **DOWN_UP)
 UNKNOWN = "no layer is known: their calls mix the examples, or are none of"
 REASONS: dict[str, tuple[nn.Module, Any, str]] = {
     "not convex": (perceptron(), lambda z, t: -z.pow(2).mean(), "the loss is not convex in the output"),
@@ -171,9 +170,7 @@ UNLIKE = (
 
 
 @pytest.mark.parametrize("kind", UNLIKE)
-def test_a_model_that_does_other_things_with_fewer_examples_is_taken_whole(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_differs_with_fewer_examples_is_taken_whole(kind: str, monkeypatch: Any) -> None:
     gathered = split_into(monkeypatch, 2)
     assert_right(unlike(kind).double(), LOSS, (double(), labels()))
     assert gathered[-1] == 6
@@ -201,10 +198,8 @@ def test_batches_are_cut_along_their_examples_only(kind: str, monkeypatch: pytes
 
 
 def test_a_frozen_dropout_mask_belongs_to_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = (
-        nn.Sequential(*perceptron(), nn.Dropout(0.5), nn.Linear(3, 3).double()),
-        (double(), labels()),
-    )
+    model = nn.Sequential(*perceptron(), nn.Dropout(0.5), nn.Linear(3, 3).double())
+    batch = double(), labels()
     whole = measure(model, LOSS, batch, dropout="freeze")
     split_into(monkeypatch, 2)
     pieces = measure(model, LOSS, batch, dropout="freeze")

@@ -67,9 +67,8 @@ def test_a_confident_softmax_is_right_in_float32(margin: float, estimator: str) 
 
 def two_heads() -> nn.Module:
     torch.manual_seed(0)
-    return Net(
-        lambda m, x: torch.cat([m.large(x), m.small(x)], 1), large=nn.Linear(4, 2), small=nn.Linear(4, 6)
-    )
+    parts = {"large": nn.Linear(4, 2), "small": nn.Linear(4, 6)}
+    return Net(lambda m, x: torch.cat([m.large(x), m.small(x)], 1), **parts)
 
 
 SMALL_HEADS: dict[str, Any] = {
@@ -109,9 +108,7 @@ def test_no_curvature_reads_zero_with_the_error_of_rounding(curvature: str) -> N
 
 @pytest.mark.parametrize("estimator", ["auto", "lanczos"])
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
-def test_a_model_that_returns_float_is_measured_in_double_with_an_error_of_float(
-    curvature: str, estimator: str
-) -> None:
+def test_a_model_that_returns_float_has_an_error_of_float_in_double(curvature: str, estimator: str) -> None:
     options = {"curvature": curvature, "estimator": estimator if curvature == "gauss-newton" else "auto"}
     truth = measure(network(), LOSS, batch(), **options, **DOUBLE)
     report = measure(Calling(lambda net, x: net(x).float()), LOSS, batch(), dtype=torch.float64, **options)

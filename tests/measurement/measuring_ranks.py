@@ -100,9 +100,8 @@ def report_more() -> Callable[[], None]:
         assert found.batches == 2 * ranks
         assert abs(found.loss - truth.loss) < 1e-9
         for one, other in zip(found.layers, truth.layers, strict=True):
-            assert torch.allclose(
-                *(torch.tensor([each.value for each in row.eigenvalues]) for row in (one, other)), rtol=1e-6
-            )
+            pair = (torch.tensor([each.value for each in row.eigenvalues]) for row in (one, other))
+            assert torch.allclose(*pair, rtol=1e-6)
             assert abs(one.trace.value - other.trace.value) < one.trace.error + other.trace.error + 1e-6
         # A layer that the examples of one rank alone use, and one that none uses.
         partly = nn.ModuleDict({"a": nn.Linear(6, 3), "b": nn.Linear(6, 3), "c": nn.Linear(6, 3)}).double()
@@ -140,9 +139,8 @@ def work_on_the_first() -> Callable[[], None]:
                     one.copy_(value)
             found = hessinit.initialize_(ddp, loss, own, distributed=mode, **given)
             timed = {"seconds": 0, "gradients": 0}
-            assert found.to_dict() | timed == truth.to_dict() | timed or (
-                abs(found.after.network.norm / truth.after.network.norm - 1) < 1e-4
-            )
+            alike = found.to_dict() | timed == truth.to_dict() | timed
+            assert alike or abs(found.after.network.norm / truth.after.network.norm - 1) < 1e-4
             for one, other in zip(model.parameters(), alone.parameters(), strict=True):
                 assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
             everywhere: list[Any] = [None] * ranks
@@ -153,9 +151,8 @@ def work_on_the_first() -> Callable[[], None]:
         model = network(torch.float32)
         for optimizer in ("sgd", "adam"):
             truth = hessinit.advise(model, loss, batch, optimizer=optimizer, distributed="each")
-            found = hessinit.advise(
-                model, loss, share(batch, rank, ranks), optimizer=optimizer, distributed="batch"
-            )
+            own = share(batch, rank, ranks)
+            found = hessinit.advise(model, loss, own, optimizer=optimizer, distributed="batch")
             assert found.examples == 40
             assert abs(found.learning_rate / truth.learning_rate - 1) < 1e-4
         ddp = nn.parallel.DistributedDataParallel(model)
@@ -280,9 +277,8 @@ def refuse() -> Callable[[], None]:
         attempt(distributed="examples")
         attempt(details="diagnostics")
         normalized = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-        normalized.load_state_dict(
-            {name: torch.ones_like(one) for name, one in normalized.state_dict().items()}
-        )
+        ones = {name: torch.ones_like(one) for name, one in normalized.state_dict().items()}
+        normalized.load_state_dict(ones)
         attempt(model=normalized)
         attempt(model=normalized.eval())
         attempt(model=normalized.train(), data=batch, distributed="layers")
@@ -375,9 +371,8 @@ def shard_afterwards() -> Callable[[], None]:
         with torch.device("meta"):
             empty = network(torch.float32)
         empty = fully_shard(empty, mesh=mesh).to_empty(device="cpu")
-        set_model_state_dict(
-            empty, state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        )
+        from_first = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(empty, state, options=from_first)
         assert is_kept(empty, truth)
         whole = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
         hessinit.initialize_(whole, loss, batch, lr=0.5, distributed="layers")

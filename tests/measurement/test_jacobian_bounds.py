@@ -342,9 +342,8 @@ def test_uneven_batches_add_up_by_their_examples() -> None:
 
 def test_what_has_no_bound_has_a_reason() -> None:
     inputs = torch.randn(4, 3).double()
-    squared = Net(
-        lambda net, x: net.head(x @ net.weight.pow(2)), weight=nn.Parameter(torch.eye(3)), head=bare(3, 2)
-    )
+    parts = {"weight": nn.Parameter(torch.eye(3)), "head": bare(3, 2)}
+    squared = Net(lambda net, x: net.head(x @ net.weight.pow(2)), **parts)
     found = closed(squared, inputs, torch.zeros(4, 2))
     row = found["weight"]
     assert row.reason.startswith("the weight goes into PowBackward0, none of the known uses (dense,")
@@ -364,14 +363,6 @@ def test_what_has_no_bound_has_a_reason() -> None:
     assert row.rigorous_bound == pytest.approx(2 * 2 * 4)
 
 
-def repeating(net: Any, x: Tensor) -> Tensor:
-    return net.head(torch.relu(net.a(x) + torch.zeros(3, dtype=x.dtype)))
-
-
-def tenfold(net: Any, x: Tensor) -> Tensor:
-    return net.head(torch.relu(torch.add(torch.zeros(1, dtype=x.dtype), net.a(x), alpha=10)).expand(-1, 3))
-
-
 def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
@@ -385,8 +376,14 @@ ABOVE_THE_NORM: dict[str, Any] = {
         (drawn(6, 4), torch.tensor(2.0)), torch.arange(6) % 3,
     ),
     # The activation sees the layer's output three times, or ten times as large.
-    "repeated": (repeating, (1, 1), LOSS, drawn(16, 1), torch.zeros(16, 2)),
-    "scaled": (tenfold, (1, 1), LOSS, drawn(16, 1), torch.zeros(16, 2)),
+    "repeated": (
+        lambda net, x: net.head(torch.relu(net.a(x) + torch.zeros(3, dtype=x.dtype))),
+        (1, 1), LOSS, drawn(16, 1), torch.zeros(16, 2),
+    ),
+    "scaled": (
+        lambda net, x: net.head(torch.relu(x.new_zeros(1).add(net.a(x), alpha=10)).expand(-1, 3)),
+        (1, 1), LOSS, drawn(16, 1), torch.zeros(16, 2),
+    ),
     "turned": (lambda net, x: net.head(net.a(x).T.tanh().T), (3, 3), LOSS, drawn(16, 3), torch.zeros(16, 2)),
 }  # fmt: skip
 
@@ -449,9 +446,7 @@ def test_unfinished_searches_and_norms_beyond_range_are_not_compared() -> None:
     with torch.no_grad():
         for layer in model:
             layer.weight.mul_(1e3)
-    report = hessinit.measure(
-        model, nn.MSELoss(), (torch.zeros(3, 5), torch.zeros(3, 5)), details="jacobians"
-    )
+    report = measure(model, nn.MSELoss(), (torch.zeros(3, 5), torch.zeros(3, 5)), details="jacobians")
     assert math.isclose(report[0].norm, 0.0)
     assert "times ‖H‖" not in report.verdict
     assert "above the paper's bound" not in report.verdict

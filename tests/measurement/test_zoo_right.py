@@ -67,9 +67,8 @@ def test_every_layer_is_right_in_both_precisions_and_the_model_comes_back_bit_fo
         for row in report if curvature == "gauss-newton" else []:
             bounds, seen = row.jacobians, row.diagnostics
             assert (bounds.paper_bound is None) == bool(bounds.reason)
-            assert bounds.rigorous_bound is None or bounds.rigorous_bound >= truths[row.name].norm * (
-                1 - 1e-5
-            )
+            least = truths[row.name].norm * (1 - 1e-5)
+            assert bounds.rigorous_bound is None or bounds.rigorous_bound >= least
             numbers = [value for value in vars(seen).values() if isinstance(value, float)]
             assert all(map(math.isfinite, numbers))
             assert len(numbers) >= 6 or "unused" in row.name
@@ -77,9 +76,7 @@ def test_every_layer_is_right_in_both_precisions_and_the_model_comes_back_bit_fo
 
 @pytest.mark.parametrize("draws", [1, 3])  # one by one, and batched where torch can
 @pytest.mark.parametrize("problem", ZOO)
-def test_quadratic_forms_are_right_to_a_hundred_millionth_and_leave_the_model_as_found(
-    problem: Problem, draws: int
-) -> None:
+def test_quadratic_forms_are_right_to_1e_8_and_leave_the_model_as_found(problem: Problem, draws: int) -> None:
     model, loss, data = problem.build()
     parameters, chance = dict(model.named_parameters()), torch.Generator().manual_seed(11)
     blocks = {kind: true_matrices(problem, kind).layers for kind in ("hessian", "gauss-newton")}
