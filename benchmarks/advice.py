@@ -114,8 +114,11 @@ class Bench:
         model, batch = self.model(), self.batch()
         examples = self.data.parts[0]
         result = hessinit.initialize_(
-            model, self.problem.loss, batch, lr="auto", optimizer=self.optimizer, seed=self.seed,
-            data=(examples.inputs, examples.targets), progress=False,
+            hessinit.Problem(model, self.problem.loss, batch, seed=self.seed),
+            lr="auto",
+            optimizer=self.optimizer,
+            data=(examples.inputs, examples.targets),
+            progress=False,
         )  # fmt: skip
         steps = sum(trial.steps for trial in result.trials)
         return result.lr or math.nan, model, {"steps": steps, "winner": result.trials[0].name}

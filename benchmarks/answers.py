@@ -515,7 +515,9 @@ def take_verdicts(grids: dict[tuple[str, str, int], Outcome], cell: Cell, _: flo
         arguments = (bench.model(), bench.case.loss, bench.batch())
         verdict, message = "sound", ""
         try:
-            hessinit.assert_sound(*arguments, optimizer=cell.optimizer, lr=2.0**exponent, dropout="freeze")
+            hessinit.assert_sound(
+                hessinit.Problem(*arguments, dropout="freeze"), optimizer=cell.optimizer, lr=2.0**exponent
+            )
         except AssertionError as failure:
             verdict, message = "not sound", str(failure).partition("\n\n")[0][:300]
         except Exception as failure:
@@ -681,7 +683,13 @@ def work_as_rank(rank: int, port: int, cell: Cell, told: Any) -> None:
     row["loss"] = rounded(statistics.fmean(losses[-LAST:]))
     model = nn.parallel.DistributedDataParallel(bench.model())
     hessinit.initialize_(
-        model, bench.case.loss, batch, lr=0.1, optimizer=cell.optimizer, distributed="batch", report=False
+        model,
+        bench.case.loss,
+        batch,
+        lr=0.1,
+        optimizer=cell.optimizer,
+        distributed="batch",
+        fit=hessinit.Fit(report=False),
     )
     row["weights"] = math.fsum(float(one.double().sum()) for one in model.parameters())
     told.put(row)

@@ -17,7 +17,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from torch import Tensor, nn
 
-from hessinit import apply_scheme_, initialize_
+from hessinit import Problem, apply_scheme_, initialize_
 from hessinit.digits import load_digits
 from hessinit.init import mean_field
 
@@ -65,7 +65,7 @@ def main() -> None:
                         else:
                             asked = lambda uses: {use.parameter: start for use in uses[:-1]}  # noqa: B023, E731
                             mean_field.preactivation_stds = chosen if start == "chosen" else asked
-                            initialize_(model, LOSS, batch, lr=lr, seed=seed)
+                            initialize_(Problem(model, LOSS, batch, seed=seed), lr=lr)
                         found.append(train(model, images, labels, lr))
                     texts.append(" ".join(f"{loss:.2f}" for loss in found))
                 name = f"{activation.__name__} {depth} {lr:g}"

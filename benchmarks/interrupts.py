@@ -52,7 +52,8 @@ for line in sys.stdin:
 """
 LOSS = nn.CrossEntropyLoss()
 OPTIONS: dict[str, Any] = {"dropout": "freeze"}
-RUNS: dict[str, Any] = {"learning_rates": [0.1], "seeds": 1, "batch_size": 8, "workers": 1, "progress": False}
+RUNS: dict[str, Any] = {"learning_rates": [0.1], "seeds": 1, "batch_size": 8}
+RUNS["settings"] = hessinit.RunSettings(workers=1, progress=False)
 
 
 class Network(nn.Module):
@@ -106,20 +107,23 @@ class Labelled(nn.Module):
 
 def track(model: nn.Module) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    facts: dict[str, Any] = {"optimizer": optimizer, "path": None, "log_to": None, "warn": False}
+    facts: dict[str, Any] = {"optimizer": optimizer, "path": None, "log_to": None}
+    facts["settings"] = hessinit.TrackSettings(warn=False)
     with hessinit.track(model, LOSS, BATCH, **facts) as tracker:
         return tracker.measure()
 
 
 def sound(model: nn.Module) -> Any:
     try:
-        return hessinit.assert_sound(model, LOSS, BATCH, lr=1e-3, optimizer="adamw", **OPTIONS)
+        return hessinit.assert_sound(model, LOSS, BATCH, lr=1e-3, optimizer="adamw")
     except AssertionError as verdict:
         return verdict
 
 
 def undo(model: nn.Module) -> Any:
-    done = hessinit.initialize_(model, LOSS, BATCH, lr=0.1, scaling="all", max_measurements=1)
+    done = hessinit.initialize_(
+        model, LOSS, BATCH, lr=0.1, fit=hessinit.Fit(scaling="all", max_measurements=1)
+    )
     done.undo()
     return done
 
@@ -144,7 +148,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "initialize_ dry_run": lambda model: hessinit.initialize_(model, LOSS, BATCH, lr=0.1, dry_run=True),
     "initialize_ auto": lambda model: hessinit.initialize_(model, LOSS, BATCH, lr="auto", optimizer="adamw"),
     "initialize_ race": lambda model: hessinit.initialize_(
-        model, LOSS, BATCH, lr=0.1, data=LOADER, trial_steps=6, progress=False
+        model, LOSS, BATCH, lr=0.1, data=LOADER, progress=False, fit=hessinit.Fit(trial_steps=6)
     ),
     "initialize_ undo": undo,
     "apply_scheme_": lambda model: hessinit.apply_scheme_(model, "he", sample=BATCH[0]),
@@ -155,7 +159,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "gain": lambda model: hessinit.gain(lambda x: x * torch.sigmoid(x)),
     "compare": lambda model: hessinit.compare(build, LOSS, BATCH, schemes=["he"], steps=10, **RUNS),
     "sweep": lambda model: hessinit.sweep(
-        build, LOSS, BATCH, stds=[0.1], steps=10, workers=1, seeds=1, batch_size=8, progress=False
+        build, LOSS, BATCH, stds=[0.1], steps=10, seeds=1, batch_size=8, settings=RUNS["settings"]
     ),
 }
 DRAWS = ("apply_scheme_", "apply_scheme_ lsuv")  # from the caller's generator, as it says

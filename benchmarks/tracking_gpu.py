@@ -52,14 +52,11 @@ def main() -> None:
     problem = hessinit.logits_problem(model, {"input_ids": tokens[:MEASURED]})
     started = time.perf_counter()
     tracker = hessinit.track(
-        problem.model,
-        problem.loss,
-        problem.batch,
+        problem,
         optimizer=optimizer,
         every=10,
         max_overhead=options.max_overhead,
         path=None,
-        forward=problem.forward,
     )
     with tracker:
         for number in range(options.steps):

@@ -24,7 +24,7 @@ from hessinit.curvature.lanczos import lanczos
 from hessinit.digits import load_digits
 from hessinit.measurement.measure import hessian
 from hessinit.results.track_record import Tracking
-from hessinit.training.track import track
+from hessinit.training.track import TrackSettings, track
 
 STEPS, EVERY, EXAMPLES, MAX_OVERHEAD = 2000, 10, 256, 0.1
 LOSS = nn.CrossEntropyLoss()
@@ -97,7 +97,7 @@ def _train(
     if follow:
         tracker = track(
             model, LOSS, (images[:EXAMPLES], labels[:EXAMPLES]), optimizer=stepper, every=EVERY,
-            max_overhead=MAX_OVERHEAD, curvature=curvature, path=None, warn=False,
+            max_overhead=MAX_OVERHEAD, path=None, settings=TrackSettings(curvature=curvature, warn=False),
         )  # fmt: skip
     for _ in range(STEPS):
         chosen = torch.randint(len(images), (64,))

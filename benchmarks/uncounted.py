@@ -74,7 +74,7 @@ def ratio(build: Callable[[], nn.Module], start: str, seed: int) -> float:
     if start == "he":
         hessinit.apply_scheme_(model, "he", sample=images[:2], generator=torch.Generator().manual_seed(seed))
     if start == "initialize_":
-        hessinit.initialize_(model, loss, batch, lr=0.1, seed=seed)
+        hessinit.initialize_(hessinit.Problem(model, loss, batch, seed=seed), lr=0.1)
     weights, everything = (
         hessinit.measure(
             hessinit.Problem(model, loss, batch, layers=layers), estimator="lanczos"

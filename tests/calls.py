@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import hessinit
+from hessinit.errors import options_of
 
 T = TypeVar("T")
-OF_A_PROBLEM = {field.name for field in fields(hessinit.Problem)}
+# What a verb takes in one argument: the options of that argument may stand beside it.
+PARTS = {"fit": hessinit.Fit, "settings": hessinit.TrackSettings}
 
 
 def call(verb: Callable[..., T], model: Any, loss: Any, batch: Any, **options: Any) -> T:
-    if "problem" not in inspect.signature(verb).parameters:
+    parameters = inspect.signature(verb).parameters
+    if "problem" not in parameters:
         return verb(model, loss, batch, **options)
-    of_the_problem = {name: value for name, value in options.items() if name in OF_A_PROBLEM}
-    own = {name: value for name, value in options.items() if name not in OF_A_PROBLEM}
+    of_the_problem = options_of(hessinit.Problem, options)
+    own = {name: value for name, value in options.items() if name not in of_the_problem}
+    for part, kind in PARTS.items():
+        if part in parameters and (part == "fit" or verb is hessinit.track):
+            of_the_part = options_of(kind, own)
+            own = {name: value for name, value in own.items() if name not in of_the_part}
+            own.setdefault(part, kind(**of_the_part))
     return verb(hessinit.Problem(model, loss, batch, **of_the_problem), **own)
 
 

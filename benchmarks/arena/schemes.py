@@ -20,7 +20,7 @@ from arena.competitors.fixup import fixup_
 from arena.competitors.gradinit import gradinit_
 from arena.competitors.metainit import metainit_
 from arena.tasks import AUTO, OURS, RACED, Task
-from hessinit import initialize_
+from hessinit import Fit, Problem, initialize_
 from hessinit.init import options as fit_options
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.training.data import derive
@@ -59,9 +59,9 @@ def write_ours_(
     if name in (RACED, AUTO):
         options.setdefault("data", examples)
     with _exchanged({key: options.pop(key) for key in [*options] if "." in key}):
-        return initialize_(
-            model, task.loss, batch, lr=lr, optimizer=task.optimizer, seed=derive(seed, "start"), **options
-        )
+        problem = Problem(model, task.loss, batch, seed=derive(seed, "start"))
+        fit = Fit(**{name: options.pop(name) for name in [*options] if name in Fit.__annotations__})
+        return initialize_(problem, lr=lr, optimizer=task.optimizer, fit=fit, **options)
 
 
 def _read_options(text: str) -> Iterator[tuple[str, Any]]:

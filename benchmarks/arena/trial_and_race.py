@@ -4,8 +4,8 @@
     python benchmarks/arena/trial_and_race.py build/trials.jsonl --show                 the two tables
 
 Every candidate is trained to the end, so that any race between them can be played from the curves. The fitted
-weights are also tried by `survives` at several times the rate, whatever came of it, so that any rule of the
-trial can be played, too.
+weights are also tried by `try_weights` at several times the rate, whatever came of it, so that any rule of
+the trial can be played, too.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from arena.records import read_lines  # noqa: E402
 from arena.schemes import read_other  # noqa: E402
 from arena.tasks import BY_NAME  # noqa: E402
 from arena.training import _load  # noqa: E402
+from hessinit.problem.problem import Problem  # noqa: E402
 from hessinit.results.comparison import window  # noqa: E402
 from hessinit.training import initialize, loop  # noqa: E402
 from hessinit.training.data import copy_to, derive, reproducible, seed_everything  # noqa: E402
-from hessinit.training.race import LEARNED, survives  # noqa: E402
+from hessinit.training.survival import SURVIVAL  # noqa: E402
+from hessinit.training.trial import VERDICT  # noqa: E402
 
 CELLS = (
     ("relu-3", 0.09), ("relu-3", 0.3), ("relu-10", 0.09), ("relu-10", 0.3), ("tanh-10", 0.09),
@@ -49,7 +51,7 @@ FEWER_SEEDS = ("lenet", "pre-ln")
 OTHERS = ("lsuv", "orthogonal", "default")
 FLATTER = (1.0, 2.0, 4.0, 8.0)  # κ divided by these
 MARGINS = (1.0, 1.25, 1.5, 2.0)
-MARGIN = initialize.SURVIVAL_MARGIN
+MARGIN = SURVIVAL.margin
 Handicaps = tuple[float, float]  # of flatter and the user's own weights, and of LSUV and orthogonal ones
 HANDICAPS: tuple[Handicaps, ...] = (
     (0.0, 0.0), (0.05, 0.05), (0.1, 0.1), (0.2, 0.2), (0.3, 0.3), (0.1, 0.3), (0.05, 0.3),
@@ -105,25 +107,22 @@ def _fit_(model: Any, task: Any, batch: Any, job: Job) -> dict[str, bool]:
     """Fit κ divided by the job's number, and try it at every margin, in the place of the trial."""
     _, rate, seed, start, by = job
     survived: dict[str, bool] = {}
-    kept = initialize._Work.survive_
+    kept = initialize.survive_
 
-    def survive_(work: Any, result: Any) -> Any:
+    def survive_(weights: Any, result: Any, request: Any) -> Any:
         branches = "small" if start == "small branches" else "auto"
-        result = work.fit_(replace(work.config, lr=rate, flatter=by, residual=branches))
+        request = replace(request, lr=rate, flatter=by).with_options(residual=branches)
+        result = weights.fit_(request)
         for margin in MARGINS:
-            trial = survives(
-                work.factory.model, work.factory.loss, work.factory.batch, lr=margin * rate,
-                steps=initialize.SURVIVAL_STEPS, **work._training(),
-            )  # fmt: skip
-            survived[str(margin)] = trial.survived
-        return result
+            survived[str(margin)] = weights.trial(rate, margin).survived
+        return result, request
 
-    initialize._Work.survive_ = survive_  # type: ignore[method-assign]
+    initialize.survive_ = survive_
     try:
-        options = {"optimizer": task.optimizer, "seed": derive(seed, "start")}
-        initialize.initialize_(model, task.loss, batch, lr=rate, **options)
+        problem = Problem(model, task.loss, batch, seed=derive(seed, "start"))
+        initialize.initialize_(problem, lr=rate, optimizer=task.optimizer)
     finally:
-        initialize._Work.survive_ = kept  # type: ignore[method-assign]
+        initialize.survive_ = kept
     return survived
 
 
@@ -164,7 +163,7 @@ class Curves:
             if not is_whole or np.median(last) > 3 * max(losses[0], chance):
                 return math.inf
             score = float(last.mean())
-            if chance - score <= LEARNED * chance:
+            if chance - score <= VERDICT.fall * chance:
                 return chance
             handicap = handicaps[1] if key[3] in OTHERS[:2] else handicaps[0]
             return score + handicap * (key != fitted) * (chance - score)

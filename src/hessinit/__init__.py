@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hessinit.measurement.measure import measure as measure
     from hessinit.measurement.plan import plan as plan
     from hessinit.problem.problem import Problem as Problem
+    from hessinit.progress import ProgressState as ProgressState
     from hessinit.results.advice import LearningRateAdvice as LearningRateAdvice
     from hessinit.results.comparison import Comparison as Comparison
     from hessinit.results.comparison import Run as Run
@@ -48,10 +49,12 @@ if TYPE_CHECKING:
     from hessinit.results.track_record import Tracking as Tracking
     from hessinit.training.advise import advise as advise
     from hessinit.training.assert_sound import assert_sound as assert_sound
+    from hessinit.training.compare import RunSettings as RunSettings
     from hessinit.training.compare import compare as compare
     from hessinit.training.compare import sweep as sweep
     from hessinit.training.initialize import initialize_ as initialize_
     from hessinit.training.track import Tracker as Tracker
+    from hessinit.training.track import TrackSettings as TrackSettings
     from hessinit.training.track import track as track
 
 

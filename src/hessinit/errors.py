@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 
@@ -81,6 +82,12 @@ def check_names(options: Mapping[str, object], known: Iterable[str]) -> None:
             raise TypeError(
                 f"{name}= is no option.{did_you_mean(name, names)} Known are {', '.join(names)}."
             )
+
+
+def options_of(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the options that are fields of a dataclass, such as `Problem`."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in options.items() if name in names}
 
 
 def accepts(function: Any, *arguments: object, wrapped: bool = True) -> bool:

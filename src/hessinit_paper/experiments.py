@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hessinit import ProblemError
-from hessinit.jobs import Job, JobFolder, reproducible, spinner
+from hessinit.jobs import Job, JobFolder, report_progress, reproducible
 from hessinit.reporting import write_page
 from hessinit_paper.checks import check_choice, check_count
 from hessinit_paper.images import load_images
@@ -158,7 +158,8 @@ def reproduce(
             executor=executor,
             progress=progress,
         )
-        with spinner(f"Reading {data_set} for {experiment.name} …", progress), usual_torch():
+        label = f"Reading {data_set} for {experiment.name} …"
+        with report_progress(progress, label), usual_torch():
             source = experiment.prepare(setting)  # what is read here is reused by the jobs
         study = Study(experiment, setting, source, results)
         results.open(study.identity)

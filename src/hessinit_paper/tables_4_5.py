@@ -84,7 +84,7 @@ class TrainedNetwork(Variant):
             default_(model, derive(seed, "default weights"))
             batch = images.sample(PROTOCOL.batch, generator(seed, "start batch"), self.flat)
             start = derive(seed, "start")
-            initialize_(model, self.loss, batch, lr=PROTOCOL.learning_rate, seed=start)
+            initialize_(Problem(model, self.loss, batch, seed=start), lr=PROTOCOL.learning_rate)
             return model
         glorot_(model, generator(seed, "other weights"))
         for name in self.swept:

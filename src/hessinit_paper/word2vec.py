@@ -96,8 +96,8 @@ class SkipGram(nn.Module):
                 weight.normal_(0.0, std, generator=source)
         if row != OURS:
             return ""
-        start = derive(seed, "hessinit")
-        return initialize_(self, self.loss, batch, lr=learning_rate, seed=start).reason
+        problem = Problem(self, self.loss, batch, seed=derive(seed, "hessinit"))
+        return initialize_(problem, lr=learning_rate).reason
 
     def measure(self, batch: Batch, seed: int) -> dict[str, Plain]:
         """Return the norms on one batch: of each matrix, of both by Gauss-Newton, and exactly."""

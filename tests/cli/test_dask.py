@@ -17,7 +17,6 @@ import pytest
 
 from hessinit import Comparison
 from hessinit.cli import runs
-from hessinit.training import cluster
 
 from .conftest import ENVIRONMENT, interrupt, refused, run_interpreter
 
@@ -215,7 +214,7 @@ import sys
 import beside
 from distributed import Client
 from torch import nn
-from hessinit import compare
+from hessinit import RunSettings, compare
 
 def build():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
@@ -225,10 +224,11 @@ def loss(output, target):
 
 if __name__ == "__main__":
     options = dict(schemes=["he"], learning_rates=[0.1], seeds=2, steps=10, batch_size=32)
-    here = compare(build, loss, beside.load(), workers=1, **options)
+    here = compare(build, loss, beside.load(), settings=RunSettings(workers=1), **options)
     with Client(sys.argv[1]) as client:
         for executor in (client.get_executor(), client.get_executor(retries=1), client):
-            there = compare(lambda: build(), loss, beside.load(), executor=executor, **options)
+            settings = RunSettings(executor=executor)
+            there = compare(lambda: build(), loss, beside.load(), settings=settings, **options)
             assert there.runs == here.runs
         assert client.submit(int).result() == 0  # the client stays open
 """
@@ -251,13 +251,13 @@ def test_errors_on_a_worker_are_told_as_those_here(run, dask, mine):
     assert told.endswith("reads_a_file() of mine.py failed, as shown above.\n")
     told = refused(run("compare", "mine.py:imports_late", *SMALL.split(), "--dask", dask.address))
     assert told == (
-        "Error: the Dask cluster has no module 'elsewhere'. Install there what is installed here; modules "
-        "of your own are sent if they are Python files imported before the first run.\n"
+        "Error: the Dask cluster has no module 'elsewhere'. Install there what is installed here; what your "
+        "functions use of your own files is sent with them, if it is imported at the top of a file.\n"
     )
 
 
 def test_workers_that_lack_hessinit_or_die_are_told(run, mine, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(cluster, "PATIENCE", 1.0)
+    monkeypatch.setattr("hessinit.training.cluster.PATIENCE", 1.0)
     (mine / "sitecustomize.py").write_text("import sys; sys.modules['hessinit'] = None")
     fragile = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
     alone = Cluster(tmp_path_factory.mktemp("alone"), **fragile)

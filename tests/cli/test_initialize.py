@@ -9,8 +9,9 @@ import safetensors.torch
 import torch
 
 import hessinit
-from calls import measure
+from calls import call, measure
 from hessinit import Initialization, initialize_, load
+from hessinit.progress import ProgressState
 from hessinit.training.data import read_data
 from result_examples import make_raced
 
@@ -23,10 +24,9 @@ def test_json_is_exactly_what_the_library_does(run, net):
     options = "--lr 0.1 --scheme he --optimizer momentum --momentum 0.5 --seed 3 --scaling last --no-race"
     result = run("initialize", "net.py:problem", "--json", "--tolerance", 0.01, *options.split())
     assert (result.exit_code, result.stderr) == (0, NOTHING), result.output
-    expected = initialize_(
-        *net.problem(), lr=0.1, scheme="he", optimizer="momentum", momentum=0.5, seed=3, scaling="last",
-        tolerance=0.01,
-    )  # fmt: skip
+    problem = hessinit.Problem(*net.problem(), seed=3)
+    fit = hessinit.Fit(scheme="he", momentum=0.5, scaling="last", tolerance=0.01)
+    expected = initialize_(problem, lr=0.1, optimizer="momentum", fit=fit)
     assert without_seconds(json.loads(result.stdout)) == without_seconds(expected.to_dict())
 
 
@@ -122,7 +122,7 @@ def test_a_race_is_exactly_the_library_s_on_mini_batches_of_the_data(run, net):
     model, loss, data = net.problem()
     first = read_data(data, 4, 6).initial_batch(0)
     options = {"data": data, "trial_steps": 6, "report": True, "progress": False}
-    expected = initialize_(model, loss, (first.inputs, first.targets), lr=0.02, **options)
+    expected = call(initialize_, model, loss, (first.inputs, first.targets), lr=0.02, **options)
     assert without_seconds(json.loads(result.stdout)) == without_seconds(expected.to_dict())
     written = safetensors.torch.load_file("w.safetensors")
     assert all(torch.equal(written[name], value) for name, value in model.state_dict().items())
@@ -133,11 +133,11 @@ def calls(monkeypatch):
     """What the command gives to the library, which answers with a race that was won, or with `result`."""
     found: dict[str, object] = {"result": make_raced()}
 
-    def stub(model, loss, batch, *, progress=None, **keywords):
-        found.update(keywords, batch=batch)
+    def stub(problem, *, progress=None, **keywords):
+        found.update(keywords, batch=problem.batch)
         for step in (1, 2, 3):
             if progress is not None:
-                progress(step, 3, "lsuv")
+                progress(ProgressState("steps", step, 3, 0.0, 0.0, "lsuv"))
         if isinstance(found["result"], BaseException):
             raise found["result"]
         return found["result"]
@@ -159,7 +159,7 @@ def test_the_data_are_cut_or_kept_as_ready_batches(run, calls, problem, options,
     data = calls["data"]
     assert len(data[0]) == 8 if batches is None else [len(inputs) for inputs, _ in data] == batches
     assert calls["lr"] == "auto"
-    assert "trial_steps" not in calls
+    assert calls["fit"] == hessinit.Fit()
 
 
 @pytest.mark.parametrize("options", ["--lr 0.1 --no-race", "--target 2", ""])
@@ -204,5 +204,5 @@ def test_ctrl_c_in_the_race_writes_nothing(run, calls, folder):
 def test_on_a_terminal_a_bar_counts_the_steps_and_names_the_candidate():
     seen = on_a_terminal("initialize", "net.py:slow", *map(str, RACE[2:]))
     assert "Initializing net.py:slow" in seen
-    assert re.search(r"Racing .*\d+/\d+.* (hessinit|lsuv|orthogonal|your weights)", seen)
+    assert re.search(r"\d+ of \d+ steps.*: (hessinit|lsuv|orthogonal|your weights)", seen)
     assert "won the race of" in seen

@@ -11,6 +11,7 @@ from calls import measure
 from hessinit import CurvatureReport, LearningRateAdvice, load, plan
 from hessinit.cli.measure import tell_rate
 from hessinit.results.curvature_report import ONLY_BOUNDED
+from hessinit.training.assert_sound import Judgement
 from result_examples import make_estimate, make_three_layers
 
 from .conftest import refused, without_seconds
@@ -107,7 +108,7 @@ def test_a_rate_is_judged_by_a_trial_beside_the_limit_of_a_quadratic(run, lr, pr
 
 def test_a_norm_without_a_limit_is_not_turned_into_a_rate():
     for top, product in ((0, "0"), (math.inf, "inf")):
-        text = tell_rate(with_extremes(top), 0.1, "n.py:p", None, None)
+        text = tell_rate(0.1, "n.py:p", Judgement(with_extremes(top)))
         assert text == f"lr·‖H‖ = {product}; on a quadratic, plain gradient descent is stable up to 2."
 
 
@@ -115,7 +116,7 @@ def test_a_norm_that_was_only_bounded_judges_nothing_and_next_to_json_the_senten
     report = make_three_layers()
     bound = replace(report.network.top, converged=False, reason=ONLY_BOUNDED)
     bounded = replace(report, network=replace(report.network, top=bound))
-    text = tell_rate(bounded, 0.01, "n.py:p", None, None)
+    text = tell_rate(0.01, "n.py:p", Judgement(bounded))
     assert text == "lr = 0.01: the network's ‖H‖ was not measured, only bounded (network=False)."
     result = run("measure", "net.py:regression", "--lr", "0.1", "--json")
     assert CurvatureReport.from_json(result.stdout).to_json() == result.stdout

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from torch import nn
 
-from hessinit import Comparison, Tracking, compare, load
+from hessinit import Comparison, Problem, RunSettings, Tracking, TrackSettings, compare, load
 from hessinit.training.loop import train_and_track
 from result_examples import make_comparison, make_run
 
@@ -31,7 +32,8 @@ def test_a_file_s_function_is_compared_as_the_library_does(run, net, function):
     build = getattr(net, function)
     _, loss, data, *rest = build()
     forward = rest[0]["forward"] if rest else None
-    expected = compare(lambda: build()[0], loss, data, forward=forward, workers=1, **GIVEN)
+    problem = Problem(nn.Identity(), loss, data, forward=forward)
+    expected = compare(lambda: build()[0], problem, settings=RunSettings(workers=1), **GIVEN)
     assert read(result).runs == expected.runs
     unused = "also returns curvature, which only hessinit measure uses." in result.stderr
     assert unused == (function == "with_lambdas")
@@ -119,9 +121,11 @@ def test_json_is_exactly_what_the_library_tracks(run, net, optimizer, monkeypatc
     result = run("track", "net.py:problem", *TRACKED.split(), *options.split())
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     shown = Tracking.from_json(result.stdout)
+    model, loss, data = net.problem()
     expected = train_and_track(
-        *net.problem(), lr=0.01, steps=20, batch_size=4, every=5, max_overhead=1.0, optimizer=optimizer,
-        warmup=5, seed=2, curvature="hessian", name="net.py:problem",
+        Problem(model, loss, None, seed=2), data, lr=0.01, steps=20, batch_size=4, every=5, max_overhead=1.0,
+        optimizer=optimizer, warmup=5, name="net.py:problem",
+        settings=TrackSettings(curvature="hessian", warn=False),
     )  # fmt: skip
     assert shown == expected
     assert [point.step for point in shown.points] == [0, 5, 10, 15, 20]

@@ -106,8 +106,9 @@ def test_a_wrong_problem_is_refused_in_python_before_any_training(
     name: str, wrong_file: dict[str, Any]
 ) -> None:
     _, loss, data = wrong_file[name]()
+    settings = hessinit.RunSettings(progress=False)
     with pytest.raises(hessinit.ProblemError, match=BY_FUNCTION[name][0]) as refusal:
-        hessinit.compare(lambda: wrong_file[name]()[0], loss, data, batch_size=20, seeds=1, progress=False)
+        hessinit.compare(lambda: wrong_file[name]()[0], loss, data, batch_size=20, seeds=1, settings=settings)
     said(BY_FUNCTION[name], str(refusal.value))
 
 

@@ -183,7 +183,9 @@ def test_advise_needs_no_curvature_for_its_rate_and_says_why_it_has_no_limit(opt
     assert math.isnan(advice.stable_learning_rate)
     assert math.isnan(advice.norm.value)
     assert re.match(f"Not known, as there is no curvature: .*{NOT_THE_DERIVATIVE}", advice.stable_reason)
-    checked = hessinit.advise(branch(WrongSwish.apply), LOSS, batch(), optimizer=optimizer, check=False)
+    checked = hessinit.advise(
+        hessinit.Problem(branch(WrongSwish.apply), LOSS, batch(), check=False), optimizer=optimizer
+    )
     assert checked.stable_learning_rate > 0
     assert any("not checked" in note for note in checked.notes)
 

@@ -16,8 +16,9 @@ from networks import LOSS, cnn, digits, lstm, mlp, normalized, residual, state, 
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from calls import measure
+from calls import call, measure
 from dense import dense_curvature, ends
+from hessinit import Fit, Problem
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.options import KAPPA, SCALING
@@ -64,7 +65,7 @@ def test_the_network_norm_meets_the_target(name: str, scaling: str) -> None:
     model, batch = build(), data()
     # A last layer's own norm is a floor that it cannot lower.
     target = 4.0 if scaling == "all" or "sigmoid" in name else 30.0 if name == "residual" else 7.0
-    result = initialize_(model, loss, batch, target=target, scaling=scaling)
+    result = initialize_(model, loss, batch, target=target, fit=Fit(scaling=scaling))
     check_norm(model, loss, batch, result, target)
     assert len(result.measurements) <= 8
 
@@ -110,7 +111,7 @@ class TwoHeads(nn.Module):
 
 def test_both_of_two_heads_are_scaled() -> None:
     torch.manual_seed(0)
-    result = initialize_(TwoHeads(), LOSS, digits(), target=9.0, scaling="last")
+    result = initialize_(TwoHeads(), LOSS, digits(), target=9.0, fit=Fit(scaling="last"))
     assert [name for name, scale in result.scales.items() if scale != 1] == ["first", "second"]
 
 
@@ -145,7 +146,7 @@ def test_rates_of_every_kind() -> None:
     sharpened = initialize_(mlp(4), LOSS, digits(), lr="auto")
     assert sharpened.lr == pytest.approx(1 / sharpened.measurements[0].norm, rel=1e-6)
     assert sharpened.after.network.norm * sharpened.lr == pytest.approx(KAPPA.plain, rel=0.05)
-    heavy = initialize_(mlp(4), LOSS, digits(), lr=0.1, optimizer="momentum", momentum=0.8)
+    heavy = initialize_(mlp(4), LOSS, digits(), lr=0.1, optimizer="momentum", fit=Fit(momentum=0.8))
     assert heavy.target == pytest.approx(KAPPA.plain * 0.2 / 0.1)
     adam = initialize_(mlp(4), LOSS, digits(), lr=1e-3, optimizer="adam")
     assert (adam.converged, adam.scaling, adam.lr) == (True, "none", 1e-3)
@@ -164,7 +165,7 @@ def test_rates_of_every_kind() -> None:
 def test_the_norm_is_right_against_a_dense_matrix(curvature: str) -> None:
     model, batch = mlp(3, nn.Tanh, width=6).double(), digits(12)
     batch = (batch[0].double(), batch[1])
-    result = initialize_(model, LOSS, batch, lr=2.0, curvature=curvature)
+    result = initialize_(model, LOSS, batch, lr=2.0, fit=Fit(curvature=curvature))
     truth = ends(dense_curvature(model, LOSS, batch, curvature).network).norm
     assert (result.target, result.kappa) == (KAPPA.plain / 2.0, KAPPA.plain)
     assert truth == pytest.approx(result.target, rel=0.05)
@@ -180,7 +181,7 @@ def multiply_(model: nn.Module, factor: float) -> nn.Module:
 def test_weights_that_overflow_or_saturate_are_brought_back() -> None:
     model = multiply_(residual(30), 25)  # not finite is too sharp, never flat
     assert not torch.isfinite(model(digits()[0])).all()
-    result = initialize_(model, LOSS, digits(), lr=0.01, scheme="keep", biases="zero")
+    result = initialize_(model, LOSS, digits(), lr=0.01, fit=Fit(scheme="keep", biases="zero"))
     assert result.before is None
     assert "not finite" in " ".join(result.notes)
     assert result.converged, result.reason
@@ -189,12 +190,14 @@ def test_weights_that_overflow_or_saturate_are_brought_back() -> None:
         ConvergenceWarning, match="the old weights survive at no rate; these survive at lr = 0"
     ):
         result = initialize_(
-            multiply_(residual(30), 25), LOSS, digits(), lr=1.0, scheme="keep", biases="zero"
+            multiply_(residual(30), 25), LOSS, digits(), lr=1.0, fit=Fit(scheme="keep", biases="zero")
         )
     assert 0.001 < result.lr < 1
     model = mlp(4)  # from beyond the top of λ the way leads down to the smallest root, not up into saturation
     initialize_(model, LOSS, digits(), target=3.0)
-    result = initialize_(multiply_(model, 8), LOSS, digits(), target=3.0, scheme="keep", scaling="all")
+    result = initialize_(
+        multiply_(model, 8), LOSS, digits(), target=3.0, fit=Fit(scheme="keep", scaling="all")
+    )
     assert result.converged, result.reason
     assert list(result.scales.values()) == pytest.approx([1 / 8] * 4, rel=0.02)
 
@@ -203,17 +206,19 @@ def test_a_target_beyond_saturation_is_capped_and_said() -> None:
     model = mlp(3, nn.Tanh)
     before = state(model)
     with pytest.raises(ConvergenceError, match="saturate"):
-        initialize_(model, LOSS, digits(), lr=1e-4, scaling="last", strict=True)
+        initialize_(model, LOSS, digits(), lr=1e-4, fit=Fit(scaling="last", strict=True))
     assert state(model) == before
-    assert initialize_(mlp(3, nn.Tanh), LOSS, digits(), lr=1e-4, strict=True).scaling == "small-output"
+    assert (
+        initialize_(mlp(3, nn.Tanh), LOSS, digits(), lr=1e-4, fit=Fit(strict=True)).scaling == "small-output"
+    )
     with pytest.warns(ConvergenceWarning, match="saturate|rises no further"):
-        result = initialize_(model, LOSS, digits(), lr=1e-4, scaling="last")
+        result = initialize_(model, LOSS, digits(), lr=1e-4, fit=Fit(scaling="last"))
     assert not result.converged
     assert result.after.loss < 4.01 * math.log(10)  # four times the loss of a zero output
     assert result.after.network.norm > result.measurements[0].norm  # as far as it went
-    free = initialize_(mlp(3, nn.Tanh), LOSS, digits(), target=1e6, max_sharpening=math.inf)
+    free = initialize_(mlp(3, nn.Tanh), LOSS, digits(), target=1e6, fit=Fit(max_sharpening=math.inf))
     with pytest.warns(ConvergenceWarning, match="1.2× the loss of a zero output"):
-        tight = initialize_(mlp(3, nn.Tanh), LOSS, digits(), target=1e6, max_sharpening=1.2)
+        tight = initialize_(mlp(3, nn.Tanh), LOSS, digits(), target=1e6, fit=Fit(max_sharpening=1.2))
     assert tight.after.loss <= 1.21 * math.log(10) < free.after.loss
 
 
@@ -223,12 +228,12 @@ def test_a_dead_network_and_one_that_falls_no_further_are_said() -> None:
         nn.init.constant_(model[3].bias, -1e4)
         before = state(model)
         with pytest.warns(ConvergenceWarning, match="no curvature .*units are dead or numbers underflow"):
-            initialize_(model, LOSS, digits(), scheme="keep", rule=rule)
+            initialize_(model, LOSS, digits(), fit=Fit(scheme="keep", rule=rule))
         assert state(model) == before
     model, data = mlp(6), digits()  # below its own norm, the last layer's scale cannot get
     apply_scheme_(model, "lsuv", sample=data[0])
     with pytest.warns(ConvergenceWarning, match="falls no further"):
-        result = initialize_(model, LOSS, data, target=1e-3, scaling="last", scheme="keep")
+        result = initialize_(model, LOSS, data, target=1e-3, fit=Fit(scaling="last", scheme="keep"))
     assert {name for name, scale in result.scales.items() if scale != 1} == {"11"}
 
 
@@ -252,7 +257,7 @@ LAYER_CASES = [
 @pytest.mark.parametrize(("build", "depth", "target", "scheme"), LAYER_CASES)
 def test_every_layer_meets_the_target(build: Any, depth: int, target: float, scheme: str) -> None:
     model, batch = build(depth), digits(48)
-    result = initialize_(model, LOSS, batch, target=target, rule="layers", scheme=scheme)
+    result = initialize_(model, LOSS, batch, target=target, fit=Fit(rule="layers", scheme=scheme))
     assert result.converged, result.reason
     assert len(result.measurements) <= 6
     again = measure(model, LOSS, batch, dtype=torch.float64, seed=5, tolerance=1e-4, network=False)
@@ -267,17 +272,17 @@ def test_what_saturates_is_left_no_worse_than_found(build: Callable[[], nn.Modul
     for _ in range(2):
         worst.append(max(abs(math.log(row.norm / 20.0)) for row in measure(model, LOSS, batch)))
         with pytest.warns(ConvergenceWarning, match=r"layers are not within 5 % of 20, the farthest"):
-            initialize_(model, LOSS, batch, target=20.0, rule="layers", max_measurements=5)
+            initialize_(model, LOSS, batch, target=20.0, fit=Fit(rule="layers", max_measurements=5))
     assert worst[1] <= worst[0] * 1.01
 
 
 def test_weights_that_were_closer_are_put_back() -> None:
     model, batch = mlp(3, nn.Sigmoid), digits()
-    initialize_(model, LOSS, batch, scheme="lsuv", target=5.0)
+    initialize_(model, LOSS, batch, target=5.0, fit=Fit(scheme="lsuv"))
     kept = state(model)
     options = {"target": measure(model, LOSS, batch)["3"].norm * 0.9, "scheme": "glorot"}
     with pytest.warns(ConvergenceWarning, match="farther from the target, so the old weights"):
-        result = initialize_(model, LOSS, batch, rule="layers", max_measurements=1, **options)
+        result = call(initialize_, model, LOSS, batch, rule="layers", max_measurements=1, **options)
     assert state(model) == kept
     assert result.after == result.before
 
@@ -286,7 +291,7 @@ def test_weights_before_a_norm_move_the_other_way() -> None:
     """λ(c·W) = λ(W)/c² before a normalization; the last layer's norm depends on no scale at all."""
     model, batch = normalized(), digits()
     with pytest.warns(ConvergenceWarning, match="1 of 4 layers are not within"):
-        result = initialize_(model, LOSS, batch, target=0.3, rule="layers")
+        result = initialize_(model, LOSS, batch, target=0.3, fit=Fit(rule="layers"))
     assert [row.norm for row in result.after][:3] == pytest.approx([0.3] * 3, rel=0.05)
 
 
@@ -297,11 +302,11 @@ def test_weights_before_a_norm_move_the_other_way() -> None:
 def test_undo_and_dry_run_bit_for_bit(rule: str) -> None:
     model = mlp(4, nn.GELU)
     before = state(model)
-    planned = initialize_(model, LOSS, digits(), rule=rule, dry_run=True)
+    planned = initialize_(model, LOSS, digits(), dry_run=True, fit=Fit(rule=rule))
     assert state(model) == before
     with pytest.raises(ValueError, match="nothing to undo"):
         planned.undo()
-    result = initialize_(model, LOSS, digits(), rule=rule)
+    result = initialize_(model, LOSS, digits(), fit=Fit(rule=rule))
     assert state(model) != before
     assert (planned.applied, result.applied, result.scales) == (False, True, planned.scales)
     result.undo()
@@ -333,7 +338,7 @@ def test_generators_modes_gradients_and_buffers_stay_and_seeds_decide() -> None:
     models = [mlp(3) for _ in range(3)]
     for one, seed in zip(models, (4, 4, 5), strict=True):
         torch.rand(3)
-        initialize_(one, LOSS, digits(), seed=seed)
+        initialize_(Problem(one, LOSS, digits(), seed=seed))
     first, second, third = (one[1].weight.detach() for one in models)
     assert (torch.equal(first, second), torch.equal(first, third)) == (True, False)
 
@@ -349,13 +354,13 @@ def test_frozen_weights_biases_and_layers_left_out_stay() -> None:
     model = mlp(3)
     kept = state(model)["1.bias"]
     for options in ({"biases": "keep"}, {"scheme": "keep"}):
-        initialize_(model, LOSS, digits(), target=5.0, **options)
+        call(initialize_, model, LOSS, digits(), target=5.0, **options)
         assert state(model)["1.bias"] == kept
-    initialize_(model, LOSS, digits(), target=5.0, scheme="he")
+    initialize_(model, LOSS, digits(), target=5.0, fit=Fit(scheme="he"))
     assert not model[1].bias.any()
     model = mlp(4)
     kept = state(model[1])
-    result = initialize_(model, LOSS, digits(), target=1.0, layers=["3", "7"])
+    result = initialize_(Problem(model, LOSS, digits(), layers=["3", "7"]), target=1.0)
     assert state(model[1]) == kept
     assert set(result.scales) == {"3", "7"}
     assert measure(model, LOSS, digits(), layers=["3", "7"]).network.norm == pytest.approx(1.0, rel=0.05)
@@ -401,7 +406,7 @@ def test_what_was_trained_before_is_drawn_anew_only_where_that_is_asked_for(kind
         {"lr": 0.1, "dry_run": True},
     ):
         with pytest.raises(ProblemError, match=rf"has frozen weights \({named}.* pass overwrite=True"):
-            initialize_(model, LOSS, batch, **options)
+            call(initialize_, model, LOSS, batch, **options)
     assert state(model) == before
     frozen = {name: one.clone() for name, one in model.named_parameters() if not one.requires_grad}
     old = last.weight.detach().clone()
@@ -423,15 +428,15 @@ def test_zeros_beside_trained_weights_stay_zero_unless_they_are_named() -> None:
         {"lr": 0.1, "data": pairs, "trial_steps": 3},
         {"lr": 1e-3, "optimizer": "adam"},
     ):
-        initialize_(model, LOSS, batch, overwrite=True, **options)
+        call(initialize_, model, LOSS, batch, overwrite=True, **options)
         assert not lora.up.weight.any()
     assert not torch.equal(lora.down.weight, old)
     plan = apply_scheme_(model, "he", sample=data)
     assert {one.name: one.unchanged for one in plan}["0.up"] == "zero beside trained weights"
     assert not lora.up.weight.any()
-    initialize_(model, LOSS, batch, lr=0.1, layers=["0.down", "1"])
+    initialize_(Problem(model, LOSS, batch, layers=["0.down", "1"]), lr=0.1)
     assert not lora.up.weight.any()
-    initialize_(model, LOSS, batch, lr=0.1, layers="0.up")
+    initialize_(Problem(model, LOSS, batch, layers="0.up"), lr=0.1)
     assert lora.up.weight.any()
     scratch = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
     nn.init.zeros_(scratch[2].weight)
@@ -442,14 +447,14 @@ def test_zeros_beside_trained_weights_stay_zero_unless_they_are_named() -> None:
 def test_scales_are_what_the_weights_were_multiplied_by_and_tied_weights_once() -> None:
     model = lstm()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    result = initialize_(model, text_loss, text(), target=0.5, scheme="keep")
+    result = initialize_(model, text_loss, text(), target=0.5, fit=Fit(scheme="keep"))
     assert result.plan is None
     for name, scale in result.scales.items():
         key = name if name in before else f"{name}.weight"
         torch.testing.assert_close(dict(model.named_parameters())[key].detach(), before[key] * scale)
     tied = transformer(tied=True)
     options = {"target": 8.0, "scheme": "keep", "scaling": "last", "max_sharpening": 2.0}
-    result = initialize_(tied, text_loss, text(), **options)
+    result = call(initialize_, tied, text_loss, text(), **options)
     assert tied.head.weight is tied.embed.weight
     assert [name for name, scale in result.scales.items() if scale != 1] == ["embed"]
     assert result.converged
@@ -481,7 +486,7 @@ def test_empty_weights_half_precision_and_active_dropout() -> None:
     assert initialize_(model, LOSS, digits(), target=2.0).converged
     assert measure(model, LOSS, digits(), dropout="freeze").network.norm == pytest.approx(2.0, rel=0.05)
     with pytest.raises(ProblemError, match="active .train mode."):
-        initialize_(model, LOSS, digits(), dropout="refuse")
+        initialize_(Problem(model, LOSS, digits(), dropout="refuse"))
 
 
 def test_saved_weights_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,7 +527,7 @@ def test_weights_that_would_be_worse_are_not_kept(rule: str) -> None:
     """LSUV makes up for a small factor before a weight, as a LayerScale is."""
     model = gated()
     before = state(model)
-    result = initialize_(model, LOSS, (inputs(8, 6), labels(8)), lr=0.1, rule=rule)
+    result = initialize_(model, LOSS, (inputs(8, 6), labels(8)), lr=0.1, fit=Fit(rule=rule))
     assert "the old weights were put back" in result.reason
     assert state(model) == before
     assert (result.after, result.converged, set(result.scales.values())) == (result.before, False, {1.0})
@@ -535,7 +540,9 @@ def test_a_result_is_never_twice_as_far_from_the_target_as_what_was_found(seed: 
     depth, width = 2 + seed % 4, (8, 16, 32)[seed % 3]
     layers = [part for _ in range(depth) for part in (nn.Linear(width, width), nn.GELU())]
     model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), *layers, nn.Linear(width, 3))
-    result = initialize_(model, LOSS, (inputs(16, 6), labels(16)), lr=10.0 ** (seed % 5 - 3), seed=seed)
+    result = initialize_(
+        Problem(model, LOSS, (inputs(16, 6), labels(16)), seed=seed), lr=10.0 ** (seed % 5 - 3)
+    )
     before, after = (abs(math.log(one.network.norm / result.target)) for one in (result.before, result.after))
     assert result.converged or result.scaling == "none" or after <= 2 * before
 
@@ -551,9 +558,9 @@ def test_a_loss_that_explodes_puts_the_weights_back(constant: float) -> None:
     data, before = (inputs(8, 6), torch.zeros(8, 3)), state(model)
     options = {"target": 1e4, "scaling": "all"}
     with pytest.warns(ConvergenceWarning, match="the loss would be .* the old weights were put back"):
-        initialize_(model, loss, data, **options)
+        call(initialize_, model, loss, data, **options)
     assert state(model) == before
-    assert initialize_(model, loss, data, **options, max_sharpening=math.inf).converged
+    assert call(initialize_, model, loss, data, **options, max_sharpening=math.inf).converged
 
 
 # --- Forwards that differentiate ---
@@ -570,7 +577,7 @@ def test_a_forward_that_differentiates_by_its_inputs_is_initialized(scheme: str)
     torch.manual_seed(0)
     model = Net(physical, inner=nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)))
     data = inputs(8, 2), torch.zeros(8, 1)
-    result = initialize_(model, nn.MSELoss(), data, target=12.0, scheme=scheme)
+    result = initialize_(model, nn.MSELoss(), data, target=12.0, fit=Fit(scheme=scheme))
     check_norm(model, nn.MSELoss(), data, result, 12.0)
     assert not data[0].requires_grad
 
@@ -584,8 +591,8 @@ def test_a_forward_that_differentiates_by_its_weights_is_told_the_way_out_and_it
     model, data = Net(meta, first=nn.Linear(4, 5), last=nn.Linear(5, 3)), (inputs(8, 4), labels(8))
     for scheme in ("auto", "he"):
         with pytest.raises(ProblemError, match='differentiates by its own weights.*scheme="keep"'):
-            initialize_(model, LOSS, data, lr=0.1, scheme=scheme)
-    assert initialize_(model, LOSS, data, target=0.3, scheme="keep").converged
+            initialize_(model, LOSS, data, lr=0.1, fit=Fit(scheme=scheme))
+    assert initialize_(model, LOSS, data, target=0.3, fit=Fit(scheme="keep")).converged
 
 
 # --- Bad input ---
@@ -617,7 +624,7 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     model = mlp(3)
     before = state(model)
     with pytest.raises(ProblemError, match=message):
-        initialize_(model, LOSS, digits(), **options)
+        call(initialize_, model, LOSS, digits(), **options)
     assert state(model) == before
 
 

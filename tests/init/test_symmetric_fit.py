@@ -12,6 +12,7 @@ from networks import LOSS, branch, state
 from torch import Tensor, nn
 
 from dense import dense_curvature, ends, layer_parameters
+from hessinit import Fit
 from hessinit.errors import ConvergenceWarning
 from hessinit.init import symmetric_fit
 from hessinit.init.fit import fit_weights_
@@ -115,7 +116,7 @@ def test_scale_free_weights_meet_the_target_and_the_function_stays(name: str, lr
     build, batch, free = MODELS[name]
     model = build()
     before, weights = output(model, batch), dict(copied(model))
-    result = initialize_(model, LOSS, batch, lr=lr, scheme="keep")
+    result = initialize_(model, LOSS, batch, lr=lr, fit=Fit(scheme="keep"))
     check_blocks(model, batch, result, KAPPA.plain / lr)
     assert {one.removesuffix(".weight") for one in result.symmetries[0].weights} == free
     assert "the function is unchanged" in result.reason
@@ -159,7 +160,7 @@ def test_for_adam_the_norm_is_the_one_that_it_sees_and_goes_as_one_over_the_scal
     for lr in (0.1, 0.03):
         model = build()
         before = output(model, batch)
-        result = initialize_(model, LOSS, batch, lr=lr, scheme="keep", optimizer="adamw")
+        result = initialize_(model, LOSS, batch, lr=lr, optimizer="adamw", fit=Fit(scheme="keep"))
         check_blocks(model, batch, result, KAPPA.adam / lr, adam_root(model, batch))
         assert change(output(model, batch), before) < 1e-2
         factor = result.symmetries[0].factors["0.weight"]
@@ -169,12 +170,14 @@ def test_for_adam_the_norm_is_the_one_that_it_sees_and_goes_as_one_over_the_scal
 
 def test_momentum_makes_longer_steps_and_auto_takes_the_weights_as_they_are() -> None:
     model = mlp(nn.LayerNorm)
-    result = initialize_(model, LOSS, BATCH, lr=0.1, optimizer="momentum", momentum=0.8, scheme="keep")
+    result = initialize_(
+        model, LOSS, BATCH, lr=0.1, optimizer="momentum", fit=Fit(momentum=0.8, scheme="keep")
+    )
     check_blocks(model, BATCH, result, KAPPA.plain * 0.2 / 0.1)
     for optimizer, kappa in (("sgd", KAPPA.plain), ("adam", KAPPA.adam)):
         model = residual()
         weights = dict(copied(model))
-        result = initialize_(model, LOSS, BATCH, lr="auto", optimizer=optimizer, scheme="keep")
+        result = initialize_(model, LOSS, BATCH, lr="auto", optimizer=optimizer, fit=Fit(scheme="keep"))
         root = adam_root(model, BATCH) if optimizer == "adam" else None
         check_blocks(model, BATCH, result, kappa / result.lr, root)
         assert torch.equal(model[0].weight, weights["0.weight"])
@@ -187,7 +190,7 @@ def test_the_eps_of_a_normalization_bounds_the_scale(optimizer: str) -> None:
     with pytest.warns(
         ConvergenceWarning, match="a normalization's eps bounds the scale; the function is unch"
     ):
-        result = initialize_(model, LOSS, BATCH, lr=1e-6, scheme="keep", optimizer=optimizer)
+        result = initialize_(model, LOSS, BATCH, lr=1e-6, optimizer=optimizer, fit=Fit(scheme="keep"))
     assert 1e-5 < change(output(model, BATCH), before) < 1e-2
     factor = result.symmetries[0].factors["3.weight"]
     torch.testing.assert_close(model[3].weight.detach(), factor * weights["3.weight"])
@@ -196,14 +199,14 @@ def test_the_eps_of_a_normalization_bounds_the_scale(optimizer: str) -> None:
 
 
 def test_a_norm_in_eval_mode_and_frozen_gains_are_no_symmetries() -> None:
-    result = initialize_(mlp(nn.BatchNorm1d).eval(), LOSS, BATCH, lr=0.003, scheme="keep")
+    result = initialize_(mlp(nn.BatchNorm1d).eval(), LOSS, BATCH, lr=0.003, fit=Fit(scheme="keep"))
     assert result.symmetries == ()
     assert any("BatchNorm in eval mode" in note for note in result.notes)
     model = mlp(nn.LayerNorm)
     model[4].requires_grad_(False)
     kept = state(model[4])
     with pytest.warns(ConvergenceWarning, match="6 has ‖H‖ = .*, above 5.71, and no symmetry lowers it"):
-        result = initialize_(model, LOSS, BATCH, lr=0.7, scheme="keep")
+        result = initialize_(model, LOSS, BATCH, lr=0.7, fit=Fit(scheme="keep"))
     assert state(model[4]) == kept
     assert block_norm(model, BATCH, ["0.weight", "3.weight"]) == pytest.approx(KAPPA.plain / 0.7, rel=0.05)
 
@@ -212,13 +215,15 @@ def test_nothing_is_written_that_layers_leaves_out() -> None:
     model = mlp(nn.LayerNorm)
     before = state(model)
     with pytest.warns(ConvergenceWarning, match="no symmetry lowers it"):
-        result = initialize_(model, LOSS, BATCH, lr=1.0, scheme="keep", layers=["0", "6"])
+        result = initialize_(Problem(model, LOSS, BATCH, layers=["0", "6"]), lr=1.0, fit=Fit(scheme="keep"))
     assert {name for name in before if state(model)[name] != before[name]} == {"0.weight", "0.bias"}
     result.undo()
     assert state(model) == before
     model = residual()
     before = state(model)
-    initialize_(model, LOSS, BATCH, lr=0.05, scheme="keep", layers=["0", "1.second"])  # not all of the stream
+    initialize_(
+        Problem(model, LOSS, BATCH, layers=["0", "1.second"]), lr=0.05, fit=Fit(scheme="keep")
+    )  # not all of the stream
     assert {name.rpartition(".")[0] for name in before if state(model)[name] != before[name]} <= {
         "0",
         "1.second",

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import hessinit
+from calls import call
 from hessinit.integrations.callback import on_first_rank, share_weights
 
 
@@ -86,7 +88,7 @@ def fit_lightning() -> Callable[[], None]:
                 self.digest = hash_weights(module)
 
     def train(loss: Any) -> str:
-        callback, digest = CurvatureCallback(loss, every=1, initialize=True, dropout="freeze"), Digest()
+        callback, digest = CurvatureCallback(loss, every=1, initialize=True), Digest()
         module = digits_module(lightning, make_network())
         trainer = trainer_of(
             lightning, ".", callback, digest, strategy="ddp", devices=2, max_steps=2, barebones=False
@@ -121,4 +123,8 @@ def train_transformer() -> Callable[[], None]:
         check_results(callback, before, trainer.model)
         return digest.digest
 
-    return train_twice(train, True, {"target": -1})
+    def fail(problem: hessinit.Problem) -> hessinit.Initialization:
+        parts = problem.model, problem.loss, problem.batch
+        return call(hessinit.initialize_, *parts, target=-1, forward=problem.forward, distributed="each")
+
+    return train_twice(train, True, fail)

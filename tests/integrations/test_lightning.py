@@ -18,6 +18,8 @@ from torch import nn
 
 import hessinit
 from adamw_truth import dense_adamw_limit
+from calls import call
+from hessinit import TrackSettings
 from hessinit.integrations.lightning_callback import CurvatureCallback
 from integrations.lightning_digits import (
     LOSS,
@@ -46,7 +48,7 @@ def test_a_run_is_measured_at_the_start_followed_stored_and_logged(package: str,
 
     library, network = importlib.import_module(package), plain_network()
     before, own = copy.deepcopy(network), importlib.import_module(f"{package}.loggers")
-    callback = CurvatureCallback(LOSS, every=2, each_layer=True)
+    callback = CurvatureCallback(LOSS, every=2, settings=TrackSettings(each_layer=True))
     loggers = [own.CSVLogger(tmp_path / "text"), own.TensorBoardLogger(tmp_path / "board")]
     trainer = trainer_of(library, tmp_path, callback, max_steps=4, logger=loggers)
     trainer.fit(digits_module(library, network), loader())
@@ -105,7 +107,9 @@ def test_the_initialization_is_for_the_optimizer_and_the_rate_that_a_schedule_wo
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     module.configure_optimizers, parameters = configure, list(module.parameters())
-    callback = CurvatureCallback(LOSS, initialize=True, every=1, warn=False, path=tmp_path / "run.jsonl")
+    callback = CurvatureCallback(
+        LOSS, initialize=True, every=1, path=tmp_path / "run.jsonl", settings=TrackSettings(warn=False)
+    )
     trainer_of(lightning, tmp_path, callback, max_steps=2).fit(module, loader())
     result, tracking = callback.initialization, callback.tracking
     assert result.lr == lr
@@ -132,7 +136,7 @@ def test_groups_of_adamw_have_the_dense_limit(tmp_path: Path) -> None:
     module.configure_optimizers = lambda: optimizer
     batch = digits(16)[0].double(), digits(16)[1]
     limit = dense_adamw_limit(module, LOSS, batch, optimizer)
-    callback = CurvatureCallback(LOSS, batch=batch, tolerance=1e-8)
+    callback = CurvatureCallback(LOSS, batch=batch, settings=TrackSettings(tolerance=1e-8))
     trainer_of(lightning, tmp_path, callback, max_steps=1, precision="64-true").fit(module, loader())
     point = callback.tracking.points[0]
     assert (point.lr, point.stable_learning_rate) == (4e-3, pytest.approx(limit, rel=1e-6))
@@ -204,28 +208,55 @@ def test_several_optimizers_leave_the_sharpness_without_a_rate(tmp_path: Path) -
     assert [loss for _, loss in tracking.losses] == pytest.approx(expected, rel=1e-5)
     assert any("There are 2 optimizers, so no single learning rate" in note for note in tracking.notes)
     refusing = CurvatureCallback(LOSS, initialize=True)
-    with pytest.raises(hessinit.ProblemError, match=r"not one optimizer.*initialize=\{'lr': 0.1"):
+    with pytest.raises(hessinit.ProblemError, match="not one optimizer.*initialize=lambda problem"):
         trainer_of(lightning, tmp_path, refusing, max_epochs=1).fit(module, loader(32))
 
 
-def test_the_batch_may_be_given_or_made_from_the_first_one(tmp_path: Path) -> None:
+def test_the_batch_may_be_given_or_made_from_the_first_one_or_be_that_of_a_problem(tmp_path: Path) -> None:
     norms = []
-    for batch in (digits(8), lambda caught: (caught[0][:8], caught[1][:8])):
+    for batch in (digits(8), lambda caught: (caught[0][:8], caught[1][:8]), None):
         torch.manual_seed(0)
-        callback, module = CurvatureCallback(LOSS, batch=batch), digits_module(lightning, plain_network())
+        module = digits_module(lightning, plain_network())
+        problem = hessinit.Problem(module, LOSS, digits(8))
+        callback = CurvatureCallback(problem if batch is None else LOSS, batch=batch)
         trainer_of(lightning, tmp_path, callback, max_steps=1).fit(module, loader())
         assert callback.tracking.examples == 8
         norms.append(callback.tracking.points[0].norm)
-    assert norms[0] == norms[1]
+    assert norms[0] == norms[1] == norms[2]
+
+
+def test_a_problem_chooses_the_layers_and_a_function_the_initialization(tmp_path: Path) -> None:
+    def draw(problem: hessinit.Problem) -> hessinit.Initialization:
+        assert problem.layers == ("network.2",)
+        return call(
+            hessinit.initialize_,
+            problem.model,
+            problem.loss,
+            problem.batch,
+            target=0.1,
+            layers=problem.layers,
+        )
+
+    torch.manual_seed(0)
+    module = digits_module(lightning, plain_network())
+    frozen = copy.deepcopy(module.network[0])
+    problem = hessinit.Problem(module, LOSS, digits(8), layers=["network.2"])
+    callback = CurvatureCallback(problem, initialize=draw, settings=TrackSettings(each_layer=True))
+    trainer_of(lightning, tmp_path, callback, max_steps=1).fit(module, loader())
+    assert callback.initialization.target == 0.1
+    assert list(callback.initialization.scales) == ["network.2"]
+    assert list(callback.tracking.points[0].layers) == ["network.2"]
+    assert frozen.weight.shape == module.network[0].weight.shape
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"loss": nn.CrossEntropyLoss}, "callable as loss"),
-        ({"initialize": "yes"}, "initialize='yes' must be True, False, or a dict"),
-        ({"lr": 0.1}, "lr=0.1 is read from the trainer; leave it out. For the initialization"),
-        ({"each_layers": True}, "each_layers= is no option"),
+        ({"initialize": "yes"}, "initialize='yes' must be True, False, or a function of the problem"),
+        ({"lr": 0.1}, "unexpected keyword argument 'lr'"),
+        ({"settings": {"each_layer": True}}, "settings is a dict; it must be a hessinit.TrackSettings"),
+        ({"loss": hessinit.Problem(plain_network(), LOSS, digits(8)), "batch": digits(8)}, "pass it alone"),
         ({"every": 0}, "every=0 must be a whole number, 1 or more"),
         ({"batch": digits(8)[0]}, "batch is a Tensor"),
     ],
@@ -253,7 +284,9 @@ def test_the_optimizer_that_a_module_hands_out_is_read_by_every_verb() -> None:
     assert (advice.optimizer, advice.lr) == ("SGD(momentum=0.9)", 1e9)
     with pytest.raises(AssertionError, match=r"lr=1e\+09 is .* times the stability limit"):
         hessinit.assert_sound(network, LOSS, batch, optimizer=optimizer)
-    assert hessinit.track(network, LOSS, batch, optimizer=optimizer, path=None, warn=False).tracking.optimizer
+    assert hessinit.track(
+        network, LOSS, batch, optimizer=optimizer, path=None, settings=TrackSettings(warn=False)
+    ).tracking.optimizer
 
 
 def test_what_a_strategy_shards_is_refused() -> None:

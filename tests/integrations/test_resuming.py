@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hessinit
-from hessinit import ProblemError, Tracking
+from hessinit import ProblemError, Tracking, TrackSettings
 from hessinit.integrations.lightning_callback import CurvatureCallback
 from hessinit.integrations.trainer_callback import CurvatureTrainerCallback
 from integrations.lightning_digits import (
@@ -72,7 +72,13 @@ def test_a_file_of_another_run_is_not_continued_but_kept(tmp_path: Path) -> None
     assert [point.step for point in resumed.points] == [4, 6, 8]
     assert any("resumed at step 4; the earlier record was not found" in note for note in resumed.notes)
     assert norms(Tracking.load(tmp_path / "curvature.jsonl.bak")) == norms(other)
-    _, sharper = fit(tmp_path, seed=1, epochs=3, checkpoint=tmp_path / "1.ckpt", curvature="hessian")
+    _, sharper = fit(
+        tmp_path,
+        seed=1,
+        epochs=3,
+        checkpoint=tmp_path / "1.ckpt",
+        settings=TrackSettings(curvature="hessian"),
+    )
     assert (sharper.curvature, len(sharper.points)) == ("hessian", 3)  # another curvature is another record
 
 
@@ -108,7 +114,7 @@ def test_lightning_measures_the_next_batch_and_says_so_unless_one_is_given(tmp_p
 def test_the_trainer_continues_its_file_and_a_collator_masks_alike_again(tmp_path: Path) -> None:
     found = []
     for seed, checkpoint in ((1, None), (2, str(tmp_path / "checkpoint-2"))):
-        callback = CurvatureTrainerCallback(every=2, warn=False)
+        callback = CurvatureTrainerCallback(every=2, settings=TrackSettings(warn=False))
         trainer = trainer_of_transformers(
             tmp_path, callback, model="masked BERT", collator=Masking(), save_strategy="steps", save_steps=2
         )

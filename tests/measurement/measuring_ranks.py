@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,9 @@ import torch.distributed as dist
 from torch import nn
 
 import hessinit
-from calls import measure
+from calls import call, measure
 from hessinit.curvature.operators import GaussNewtonOperator
-from hessinit.problem.ranks import _BESIDE
+from hessinit.problem.ranks import _gloo_groups
 
 NUMBERS = ("norm", "top_eigenvalue")
 
@@ -88,15 +89,16 @@ def equal_to_one_process() -> Callable[[], None]:
 def report_more() -> Callable[[], None]:
     def work(rank: int, ranks: int) -> None:
         model, batch, loss = network(torch.float64), whole_batch(torch.float64), nn.CrossEntropyLoss()
+        problem = hessinit.Problem(model, loss, batch)
         spectrum = ["top-3", "trace", "frobenius", "density"]
-        every: dict[str, Any] = {"details": [*spectrum, "jacobians", "diagnostics"], "tolerance": 1e-8}
-        more: dict[str, Any] = {"details": spectrum, "tolerance": 1e-8}
-        truth = hessinit.measure(model, loss, batch, distributed="each", **every)
-        found = hessinit.measure(model, loss, batch, distributed="layers", **every)
+        details = [*spectrum, "jacobians", "diagnostics"]
+        truth = hessinit.measure(problem, details=details, tolerance=1e-8, distributed="each")
+        found = hessinit.measure(problem, details=details, tolerance=1e-8, distributed="layers")
         assert_same(found, truth, 1e-6)
         assert found.layers == truth.layers
         # Each rank may pass several batches.
-        found = measure(model, loss, [share(batch, rank, ranks)] * 2, **more, distributed="batch")
+        shares = replace(problem, batch=[share(batch, rank, ranks)] * 2)
+        found = hessinit.measure(shares, details=spectrum, tolerance=1e-8, distributed="batch")
         assert found.batches == 2 * ranks
         assert abs(found.loss - truth.loss) < 1e-9
         for one, other in zip(found.layers, truth.layers, strict=True):
@@ -131,13 +133,13 @@ def work_on_the_first() -> Callable[[], None]:
             with torch.no_grad():  # other weights on the others, which get those of rank 0
                 model[0].weight += rank
             old = [one.detach().clone() for one in model.parameters()]
-            truth = hessinit.initialize_(alone, loss, batch, distributed="each", **given)
+            truth = call(hessinit.initialize_, alone, loss, batch, distributed="each", **given)
             own = batch if mode == "layers" else share(batch, rank, ranks)
             ddp = nn.parallel.DistributedDataParallel(model)
             with torch.no_grad():
                 for one, value in zip(model.parameters(), old, strict=True):
                     one.copy_(value)
-            found = hessinit.initialize_(ddp, loss, own, distributed=mode, **given)
+            found = call(hessinit.initialize_, ddp, loss, own, distributed=mode, **given)
             timed = {"seconds": 0, "gradients": 0}
             alike = found.to_dict() | timed == truth.to_dict() | timed
             assert alike or abs(found.after.network.norm / truth.after.network.norm - 1) < 1e-4
@@ -214,8 +216,13 @@ def say_who_works() -> Callable[[], None]:
         model, inside = network(torch.float32), network(torch.float32)
         ddp = nn.parallel.DistributedDataParallel(inside)
         before = [one.detach().clone() for one in (*model.parameters(), *inside.parameters())]
-        few: dict[str, Any] = {"steps": 10, "seeds": 1, "workers": 1, "progress": False, "batch_size": 3}
-        few["measure_curvature"] = False
+        few: dict[str, Any] = {"steps": 10, "seeds": 1, "batch_size": 3}
+
+        def settings(distributed: str | None = None) -> hessinit.RunSettings:
+            return hessinit.RunSettings(
+                workers=1, progress=False, measure_curvature=False, distributed=distributed
+            )
+
         verbs: dict[str, Callable[..., Any]] = {
             "measure": partial(hessinit.measure, loss=loss, batch=own),
             "advise": partial(hessinit.advise, loss=loss, batch=own, trial_steps=2),
@@ -238,14 +245,14 @@ def say_who_works() -> Callable[[], None]:
             attempt(lambda verb=verb: verb(ddp))
             attempt(lambda verb=verb: verb(ddp, distributed="each"))
         for verb in alike.values():
-            attempt(verb)
+            attempt(lambda verb=verb: verb(settings=settings()))
         after = [one.detach() for one in (*model.parameters(), *inside.parameters())]
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
         for verb in verbs.values():
             attempt(lambda verb=verb: verb(model, distributed="each"))
         for verb in alike.values():
-            attempt(lambda verb=verb: verb(distributed="each"))
-            attempt(lambda verb=verb: verb(distributed="batch"))
+            attempt(lambda verb=verb: verb(settings=settings("each")))
+            attempt(lambda verb=verb: verb(settings=settings("batch")))
         report = hessinit.assert_sound(ddp, loss, own, lr=0.1, distributed="batch")
         print(f"assert_sound judged {report.examples} examples", flush=True)
         if rank == 0:  # alone, while the others do something else
@@ -309,7 +316,7 @@ def talk_beside() -> Callable[[], None]:
         for _ in range(2):
             found = hessinit.measure(model, loss, own, distributed="batch", tolerance=1e-7)
             assert abs(found.network.norm / truth.network.norm - 1) < 1e-6
-        assert len(_BESIDE) == 1
+        assert len(_gloo_groups) == 1
         dist.destroy_process_group()
 
     return work

@@ -17,11 +17,11 @@ from torch import nn
 import hessinit
 from calls import call, measure
 from hessinit.curvature.evaluation import evaluate
-from hessinit.curvature.progress import Progress, ProgressState
+from hessinit.curvature.progress import Progress
 from hessinit.measurement import plan as costs
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
-from hessinit.training.workers import measuring_bar
+from hessinit.progress import ProgressState, progress_bar
 from hessinit_paper import quadratic_form
 from tiny import LOSS, batch, network
 from zoo.snapshot import differences, snapshot
@@ -67,9 +67,9 @@ def test_progress_begins_after_two_seconds_and_ends_with_every_layer_and_product
     assert all(state.seconds >= 2 and state.seconds_left > 0 for state in running)
     pairs = zip(running, running[1:], strict=False)
     assert all(after.seconds - before.seconds >= 0.25 for before, after in pairs)
-    assert {state.layer for state in running} <= {*report.names, "network"}
-    assert [state.layers_done for state in states] == sorted(state.layers_done for state in states)
-    assert (last.layers_done, last.layers, last.seconds_left, last.layer) == (len(report), len(report), 0, "")
+    assert {state.name for state in running} <= {*report.names, "network"}
+    assert [state.done for state in states] == sorted(state.done for state in states)
+    assert (last.done, last.total, last.seconds_left, last.name) == (len(report), len(report), 0, "")
     assert last.products == sum(row.products for row in rows)
 
 
@@ -77,9 +77,9 @@ def test_both_matrices_and_each_batch_count_as_one_layer(clock: list[float]) -> 
     states: list[ProgressState] = []
     batches = [batch(), batch()]
     report = measure(network(), LOSS, batches, curvature="both", progress=states.append, details="trace")
-    assert {state.layers for state in states} == {len(report)}
-    assert "spectrum" in {state.layer for state in states}
-    assert states[-1].layers_done == len(report)
+    assert {state.total for state in states} == {len(report)}
+    assert "spectrum" in {state.name for state in states}
+    assert states[-1].done == len(report)
 
 
 @pytest.mark.usefixtures("still_clock")
@@ -98,12 +98,12 @@ def test_the_time_left_is_that_of_the_products_to_come(clock: list[float]) -> No
         clock[0] += 1 - TICK
     # 6 more for fc1, 10 for fc2, 10 for the network; a second each.
     assert [state.seconds_left for state in states][1:] == pytest.approx([28, 27, 26])
-    assert states[-1].layer == "fc1"
+    assert states[-1].name == "fc1"
     progress.layer_done("fc1.weight")
     progress.product("fc2.weight")
     # fc1 took 4, so fc2 needs 3 more, and the network 4.
     assert states[-1].seconds_left == pytest.approx(7)
-    assert (states[-1].layers_done, states[-1].products) == (1, 5)
+    assert (states[-1].done, states[-1].products) == (1, 5)
 
 
 def test_an_exception_of_the_callback_ends_the_measurement_and_leaves_the_model(clock: list[float]) -> None:
@@ -137,9 +137,9 @@ def test_a_terminal_shows_layers_products_and_time_left(monkeypatch: Any, watche
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
-    with measuring_bar("Measuring net …") as show:
-        show(ProgressState(3, 12, 40, 4.0, 8.0, "fc3"))
-    assert ("3 of 12 layers, 40 products, 8 s left  fc3" in stream.getvalue()) is watched
+    with progress_bar("Measuring net …") as report:
+        report(ProgressState("layers", 3, 12, 4.0, 8.0, "fc3", 40))
+    assert ("3 of 12 layers, 40 products, 8 seconds left: fc3" in stream.getvalue()) is watched
     assert bool(stream.getvalue()) is watched
 
 

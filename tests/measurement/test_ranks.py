@@ -36,7 +36,7 @@ REFUSALS = [
     "the batch is empty (it holds a tensor of shape (0,)); pass at least one example",
     "the inputs hold 30 NaN or inf among 30 values",
     "distributed='examples' is unknown; choose from 'batch', 'layers'",
-    'diagnostics=True with distributed="batch": they need all examples at once',
+    "details='diagnostics' with distributed=\"batch\" needs all examples at once",
     f"depends on others (as by BatchNorm in train mode), {COUPLED}",
     "measured 22 examples",  # in eval mode, and by layers
     "measured 22 examples",

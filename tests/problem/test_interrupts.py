@@ -68,18 +68,21 @@ class Labelled(nn.Module):
 
 
 def race(model: nn.Module) -> Any:
-    return hessinit.initialize_(model, LOSS, BATCH, lr=0.1, data=EACH, trial_steps=3, progress=False)
+    return hessinit.initialize_(
+        model, LOSS, BATCH, lr=0.1, data=EACH, progress=False, fit=hessinit.Fit(trial_steps=3)
+    )
 
 
 def track(model: nn.Module) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    quiet: dict[str, Any] = {"path": None, "log_to": None, "warn": False}
+    quiet: dict[str, Any] = {"path": None, "log_to": None}
+    quiet["settings"] = hessinit.TrackSettings(warn=False)
     return hessinit.track(model, LOSS, BATCH, optimizer=optimizer, **quiet).measure()
 
 
 def sound(model: nn.Module) -> Any:
     try:
-        return hessinit.assert_sound(model, LOSS, BATCH, lr=1e-3, optimizer="adamw", **FREEZE)
+        return call(hessinit.assert_sound, model, LOSS, BATCH, lr=1e-3, optimizer="adamw", **FREEZE)
     except AssertionError as verdict:
         return verdict
 
@@ -102,7 +105,9 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "track": track,
     "initialize_": lambda model: hessinit.initialize_(model, LOSS, BATCH, lr=0.1),
     "dry_run": lambda model: hessinit.initialize_(model, LOSS, BATCH, lr=0.1, dry_run=True),
-    "gains": lambda model: hessinit.initialize_(model.eval(), LOSS, BATCH, lr=0.1, scaling="all"),
+    "gains": lambda model: hessinit.initialize_(
+        model.eval(), LOSS, BATCH, lr=0.1, fit=hessinit.Fit(scaling="all")
+    ),
     "race": race,
     "he": lambda model: hessinit.apply_scheme_(model, "he", sample=BATCH[0]),
     "lsuv": lambda model: hessinit.apply_scheme_(model, "lsuv", sample=BATCH[0]),
@@ -174,7 +179,9 @@ def test_an_interrupt_of_the_last_forward_of_initialize_brings_the_old_weights_b
         return lambda model, inputs: (count(), model(inputs))[1]
 
     def initialize(model: nn.Module, count: Callable[[], Any]) -> None:
-        hessinit.initialize_(model, LOSS, BATCH, lr=0.1, forward=calling(count), dry_run=dry_run)
+        hessinit.initialize_(
+            hessinit.Problem(model, LOSS, BATCH, forward=calling(count)), lr=0.1, dry_run=dry_run
+        )
 
     calls, interrupted = itertools.count().__next__, 0
     initialize(build(), calls)
@@ -197,7 +204,9 @@ def test_a_warning_that_is_an_error_brings_the_old_weights_back() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", hessinit.ConvergenceWarning)
         with pytest.raises(hessinit.ConvergenceWarning, match="2 measurements were not enough"):
-            hessinit.initialize_(model, LOSS, BATCH, target=1e6, scaling="last", max_measurements=2)
+            hessinit.initialize_(
+                model, LOSS, BATCH, target=1e6, fit=hessinit.Fit(scaling="last", max_measurements=2)
+            )
     assert values(model) == old
 
 

@@ -471,7 +471,7 @@ RUNS: dict[str, Callable[[DataLoader[Any]], object]] = {
     "measure": lambda data: hessinit.measure(network(), LOSS, data),
     "advise": lambda data: hessinit.advise(network(), LOSS, data, trial_steps=2),
     "initialize_": lambda data: hessinit.initialize_(
-        network(), LOSS, batch(4), lr=0.1, data=data, trial_steps=3, progress=False
+        network(), LOSS, batch(4), lr=0.1, data=data, progress=False, fit=hessinit.Fit(trial_steps=3)
     ),
     "compare": lambda data: hessinit.compare(
         network, LOSS, data, schemes=["default"], learning_rates=[0.1], **SHORT_RUNS

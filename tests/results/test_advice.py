@@ -133,11 +133,11 @@ def test_two_trials_decide_on_a_warmup(without: float, warmed: float, said: str)
     asked: list[tuple[float, int, int]] = []
 
     class Setting:
-        def train(self, build: object, lr: float, *, steps: int, warmup: int = 0) -> Trial:
+        def train(self, lr: float, *, steps: int, warmup: int = 0) -> Trial:
             asked.append((lr, steps, warmup))
             return trial(warmed if warmup else without)
 
-    found = try_warmup(Setting(), lambda lr: None, 0.4)  # type: ignore[arg-type, return-value]
+    found = try_warmup(Setting(), 0.4)  # type: ignore[arg-type]
     assert asked == [(0.4, 96, 0), (0.4, 96, 32)]
     assert found.advised == said.endswith("it helps.")
     assert (found.steps, len(found.trials)) == (32 * found.advised, 2)

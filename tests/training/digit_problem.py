@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hessinit import Comparison, compare
+from hessinit import Comparison, Problem, RunSettings, compare
 from hessinit.digits import load_digits
 
 LOSS = nn.CrossEntropyLoss()
@@ -72,10 +73,19 @@ def call_slowly(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def small(**changes: Any) -> Comparison:
-    """Two schemes, two rates, two seeds, twelve steps; `changes` are arguments of `compare`."""
+    """Two schemes, two rates, two seeds, twelve steps; `changes` are arguments and settings of `compare`."""
     settings = {
         "schemes": ("default", "he"), "learning_rates": (0.1, 0.5), "seeds": 2, "steps": 12,
-        "batch_size": 32, "workers": 1,
+        "batch_size": 32,
     }  # fmt: skip
-    given = {"build": build, "loss": LOSS, "data": data(), **settings, **changes}
-    return compare(given.pop("build"), given.pop("loss"), given.pop("data"), **given)
+    arguments: dict[str, Any] = {"build": build, "loss": LOSS, "data": data(), **settings, **changes}
+    names = [field.name for field in fields(RunSettings)]
+    rarer = {name: arguments.pop(name) for name in names if name in arguments}
+    problem = Problem(nn.Identity(), arguments.pop("loss"), None, forward=arguments.pop("forward", None))
+    return compare(
+        arguments.pop("build"),
+        problem,
+        arguments.pop("data"),
+        settings=RunSettings(**{"workers": 1, **rarer}),
+        **arguments,
+    )

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hessinit
 from adamw_truth import dense_adamw_limit
 from calls import call
 from dense import dense_curvature, in_double
@@ -21,9 +22,8 @@ from hessinit.curvature.preconditioner import AdamRule
 from hessinit.problem.batches import read_batches
 from hessinit.problem.validate import find_layers
 from hessinit.results.advice import Descent
-from hessinit.training import rate_search
-from hessinit.training.optimizer_rules import build_optimizer_rule, read_optimizer
-from hessinit.training.trial import prepare_trials
+from hessinit.training.optimizer_rules import build_optimizer_rule, optimizer_builder, read_optimizer
+from hessinit.training.trial import TrainingSetup, prepare_trials
 from tiny import LOSS, batch, inputs, labels, network
 from zoo import PROBLEMS, Problem
 from zoo.snapshot import differences, snapshot
@@ -104,7 +104,7 @@ def test_along_a_constant_gradient_no_step_is_longer_than_one_over_the_norm(rule
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 def test_gradient_descent_has_the_rates_of_the_report(curvature: str) -> None:
     report = call(measure, network(), LOSS, batch(), curvature=curvature, **TIGHT)
-    advice = advise(network(), LOSS, batch(), curvature=curvature, **MEASURED)
+    advice = call(advise, network(), LOSS, batch(), curvature=curvature, **MEASURED)
     assert advice.norm.value == pytest.approx(report.network.norm, rel=1e-6)
     assert advice.learning_rate == pytest.approx(report.learning_rate, rel=1e-6)
     assert advice.stable_learning_rate == pytest.approx(2 / report.network.norm, rel=1e-6)
@@ -157,7 +157,9 @@ def test_adams_norm_and_first_step_are_the_dense_ones(problem: Problem, curvatur
     step = gradient / (gradient.abs() + eps)
     bend = float(step @ matrix @ step)
     first = float(gradient @ step) / bend if bend > 0 else math.inf
-    advice = advise(model, loss, data, optimizer="adam", eps=eps, curvature=curvature, **MEASURED)
+    advice = call(
+        advise, model, loss, data, optimizer="adam", settings={"eps": eps}, curvature=curvature, **MEASURED
+    )
     assert advice.norm.value == pytest.approx(truth, rel=1e-5)
     assert advice.learning_rate == pytest.approx(min(1 / truth, first), rel=1e-5)
     assert advice.stable_learning_rate == pytest.approx(min(38 / truth, 2 * first), rel=1e-5)
@@ -174,7 +176,7 @@ def test_batches_of_one_size_count_as_mini_batches(reduction: str) -> None:
     truth = (12 if reduction == "sum" else 1) * float(
         torch.linalg.eigvalsh(root[:, None] * matrix * root).max()
     )
-    found = advise(network(), loss, pairs, optimizer="adam", **TIGHT)
+    found = call(advise, network(), loss, pairs, optimizer="adam", **TIGHT)
     assert found.norm.value == pytest.approx(truth, rel=1e-5)
 
 
@@ -209,11 +211,14 @@ def test_weights_without_gradient_do_not_count_and_what_is_left_out_is_noted() -
 
     assert "could not be split" in " ".join(advise(network(), whole, batch(), optimizer="adam").notes)
     plain, decayed = (
-        advise(network(), LOSS, batch(), optimizer="adam", weight_decay=w, trial_steps=0) for w in (0.0, 0.1)
+        advise(network(), LOSS, batch(), optimizer="adam", settings={"weight_decay": w}, trial_steps=0)
+        for w in (0.0, 0.1)
     )
     assert decayed.learning_rate == plain.learning_rate
     assert "is not included in the advice" in " ".join(decayed.notes)
-    decoupled = advise(network(), LOSS, batch(), optimizer="adamw", weight_decay=0.1, trial_steps=0)
+    decoupled = advise(
+        network(), LOSS, batch(), optimizer="adamw", settings={"weight_decay": 0.1}, trial_steps=0
+    )
     assert decoupled.learning_rate == pytest.approx(1 / (plain.norm.value + 0.1))
 
 
@@ -229,9 +234,9 @@ ADAM = {"betas": (0.8, 0.99), "eps": 1e-4}
     ("kind", "settings", "named"),
     [
         (torch.optim.SGD, {"dampening": 0.5}, {}),  # ignored without a momentum
-        (torch.optim.SGD, {"weight_decay": 0.2}, {"weight_decay": 0.2}),
-        (torch.optim.SGD, NESTEROV, {"optimizer": "nesterov", "momentum": 0.7}),
-        (torch.optim.Adam, ADAM, {"optimizer": "adam", **ADAM}),
+        (torch.optim.SGD, {"weight_decay": 0.2}, {"settings": {"weight_decay": 0.2}}),
+        (torch.optim.SGD, NESTEROV, {"optimizer": "nesterov", "settings": {"momentum": 0.7}}),
+        (torch.optim.Adam, ADAM, {"optimizer": "adam", "settings": ADAM}),
         (Renamed, {}, {"optimizer": "adamw"}),
     ],
 )
@@ -239,8 +244,8 @@ def test_a_torch_optimizer_is_read_and_nothing_is_changed(kind: Any, settings: A
     model = network()
     optimizer = kind(model.parameters(), lr=0.1, **settings)
     state, before = copy.deepcopy(optimizer.state_dict()), snapshot(model, LOSS, batch())
-    advice = advise(model, LOSS, batch(), optimizer=optimizer, **TIGHT)
-    expected = advise(model, LOSS, batch(), lr=0.1, **named, **TIGHT)
+    advice = call(advise, model, LOSS, batch(), optimizer=optimizer, **TIGHT)
+    expected = call(advise, model, LOSS, batch(), lr=0.1, **named, **TIGHT)
     untimed = {"seconds": 0, "gradients": 0}
     assert {**advice.to_dict(), **untimed} == {**expected.to_dict(), **untimed}
     assert not differences(before, snapshot(model, LOSS, batch()))
@@ -299,7 +304,7 @@ def test_only_the_groups_of_measured_weights_count_with_the_rate_that_a_warmup_l
     torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1e-6)
     assert advise(model, LOSS, batch(), optimizer=optimizer, lr=7.0).lr == 7.0
     LOSS(model(batch()[0]), batch()[1]).backward()
-    advice = advise(model, LOSS, batch(), optimizer=optimizer, **TIGHT)
+    advice = call(advise, model, LOSS, batch(), optimizer=optimizer, **TIGHT)
     assert (advice.lr, advice.weights) == (1e3, ("2",))
     assert advice.norm.value == pytest.approx(
         call(measure, model, LOSS, batch(), **TIGHT)["2"].norm, rel=1e-6
@@ -378,13 +383,19 @@ def test_optimizers_without_a_known_limit_are_refused(build: Any, message: str) 
         ({"optimizer": "adma"}, "Did you mean 'adam'?"),
         ({"optimizer": 3}, "optimizer is a int; it must be a name, such as 'adam', or a function"),
         ({"optimizer": nn.Linear(1, 1)}, "optimizer is a Linear; it must be a name"),
-        ({"optimizer": "adam", "momentum": 0.9}, "momentum=0.9 is no setting of optimizer='adam'"),
-        ({"optimizer": "sgd", "momentum": 0.9}, "momentum=0.9 and optimizer='sgd' do not go together"),
-        ({"optimizer": "momentum", "momentum": 1.0}, "momentum=1.0 must be a number from 0"),
-        ({"optimizer": "adam", "betas": 0.9}, "betas=0.9 must be two numbers"),
-        ({"optimizer": "adam", "betas": (0.9, 1.0)}, "betas[1]=1.0 must be a number from 0"),
-        ({"optimizer": "adam", "eps": -1.0}, "eps=-1.0 must be a finite number"),
-        ({"weight_decay": -1.0}, "weight_decay=-1.0 must be a finite number, 0 or more"),
+        (
+            {"optimizer": "adam", "settings": {"momentum": 0.9}},
+            "momentum=0.9 is no setting of optimizer='adam'",
+        ),
+        (
+            {"optimizer": "sgd", "settings": {"momentum": 0.9}},
+            "momentum=0.9 and optimizer='sgd' do not go together",
+        ),
+        ({"optimizer": "momentum", "settings": {"momentum": 1.0}}, "momentum=1.0 must be a number from 0"),
+        ({"optimizer": "adam", "settings": {"betas": 0.9}}, "betas=0.9 must be two numbers"),
+        ({"optimizer": "adam", "settings": {"betas": (0.9, 1.0)}}, "betas[1]=1.0 must be a number from 0"),
+        ({"optimizer": "adam", "settings": {"eps": -1.0}}, "eps=-1.0 must be a finite number"),
+        ({"settings": {"weight_decay": -1.0}}, "weight_decay=-1.0 must be a finite number, 0 or more"),
         ({"lr": -0.1}, "lr=-0.1 must be a finite number above 0"),
         ({"curvature": "both"}, "curvature='both' is unknown"),
         ({"tolerance": 2}, "tolerance=2 must be a relative error"),
@@ -393,19 +404,19 @@ def test_optimizers_without_a_known_limit_are_refused(build: Any, message: str) 
 )
 def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ProblemError, match=re.escape(message)):
-        advise(network(), LOSS, batch(), **arguments)
+        call(advise, network(), LOSS, batch(), **arguments)
 
 
 def test_settings_beside_an_optimizer_and_norms_that_did_not_converge_are_refused() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ProblemError, match="momentum was given, and the optimizer has its own"):
-        advise(model, LOSS, batch(), optimizer=optimizer, momentum=0.9)
+        advise(model, LOSS, batch(), optimizer=optimizer, settings={"momentum": 0.9})
     hasty: dict[str, Any] = {"optimizer": "adam", "max_iterations": 2, "tolerance": 1e-9}
     with pytest.warns(ConvergenceWarning, match="did not reach tolerance=1e-09"):
-        assert not advise(model, LOSS, batch(), **hasty).converged
+        assert not call(advise, model, LOSS, batch(), **hasty).converged
     with pytest.raises(ConvergenceError, match="did not reach tolerance=1e-09"):
-        advise(model, LOSS, batch(), strict=True, **hasty)
+        call(advise, model, LOSS, batch(), strict=True, **hasty)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
@@ -449,7 +460,7 @@ def test_where_every_trial_diverges_there_is_no_rate_and_the_first_line_says_so(
         return LOSS(output, target) * (1e6 if moved else 1.0)
 
     start = model[0].weight.detach().clone()
-    advice = advise(model, exploding, batch(), check=False)
+    advice = advise(hessinit.Problem(model, exploding, batch(), check=False))
     assert not any(trial.survived for trial in advice.trials)
     assert math.isnan(advice.learning_rate)
     assert not advice.learns
@@ -467,9 +478,9 @@ def test_the_first_step_over_the_weights_is_that_of_the_formula(optimizer: str) 
     if optimizer == "adamw":
         step = step.sign() + 0.01 * weights
     steps = build_optimizer_rule(optimizer, model)
-    build, whole = rate_search.builder(steps, optimizer, model), [one for _, one in read_batches(data)]
-    with prepare_trials(model, LOSS, whole) as setting:
-        assert setting.first_move(build, 0.01) == pytest.approx(float(step.norm() / weights.norm()), rel=1e-5)
+    setup = TrainingSetup(model, LOSS, optimizer_builder(steps, optimizer, model))
+    with prepare_trials(setup, [one for _, one in read_batches(data)]) as setting:
+        assert setting.first_move(0.01) == pytest.approx(float(step.norm() / weights.norm()), rel=1e-5)
 
 
 def test_weights_that_learn_at_no_rate_are_named_with_the_way_out() -> None:
@@ -517,5 +528,6 @@ def test_groups_keep_their_proportion_in_trials() -> None:
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.2}]
     optimizer = torch.optim.SGD(groups)
-    build = rate_search.builder(read_optimizer(optimizer, model, find_layers(model, None)), optimizer, model)
+    rule = read_optimizer(optimizer, model, find_layers(model, None))
+    build = optimizer_builder(rule, optimizer, model)
     assert [group["lr"] for group in build(1.0).param_groups] == [0.5, 1.0]

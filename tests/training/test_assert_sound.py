@@ -41,7 +41,7 @@ def quadratic(size: float = 1.0) -> tuple[nn.Module, nn.Module, tuple[torch.Tens
 def said(*arguments: object, **options: object) -> str:
     """What is said before the table, unfolded."""
     with pytest.raises(AssertionError) as failure:
-        assert_sound(*arguments, **options)
+        call(assert_sound, *arguments, **options)
     first, _, rest = str(failure.value).partition("\n\n")[0].partition("\n")
     assert first == "not sound:"
     return rest.replace("\n", " ")
@@ -50,7 +50,7 @@ def said(*arguments: object, **options: object) -> str:
 def test_a_sound_network_gets_its_report_and_stays_as_it_was() -> None:
     model, loss, batch = quadratic()
     before = model.fc.weight.detach().clone()
-    report = assert_sound(model, loss, batch, lr=0.5, seed=3)
+    report = assert_sound(Problem(model, loss, batch, seed=3), lr=0.5)
     assert report.network.norm == pytest.approx(1.0, rel=1e-9)
     expected = measure(Problem(model, loss, batch, seed=3)).to_dict()
     assert {**report.to_dict(), "seconds": 0, "gradients": 0} == {**expected, "seconds": 0, "gradients": 0}
@@ -114,7 +114,7 @@ def test_a_gradient_that_is_too_small_for_the_rate_is_found_and_adam_does_not_mi
         "be gained. Raise lr."
     )
     for given in ({"lr": 0.2}, {"lr": 0.1, "optimizer": "momentum"}, {"lr": 0.1, "optimizer": "adam"}, {}):
-        assert assert_sound(model, loss, batch, **given)
+        assert call(assert_sound, model, loss, batch, **given)
 
 
 @pytest.mark.parametrize(("start", "sound"), [(8.5, True), (9.5, False)])
@@ -248,7 +248,7 @@ def test_a_norm_that_did_not_converge_does_not_pass() -> None:
         ({"times_stable": 0}, "times_stable=0 must be a finite number above 0, such as 1"),
         ({"optimizer": "adm"}, "optimizer='adm' is unknown; .* Did you mean 'adam'"),
         ({"lr": 0.1, "network": False}, "network=False and a learning rate do not go together"),
-        ({"curvature": "hessain"}, "curvature='hessain' is unknown"),
+        ({"estimator": "lancsoz"}, "estimator='lancsoz' is unknown"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_measured(options: dict[str, Any], words: str) -> None:
@@ -257,7 +257,7 @@ def test_bad_input_is_refused_before_anything_is_measured(options: dict[str, Any
             raise RuntimeError("called")
 
     with pytest.raises(ProblemError, match=words):
-        assert_sound(Untouchable(2, 1), SQUARES, (torch.eye(2), torch.zeros(2, 1)), **options)
+        call(assert_sound, Untouchable(2, 1), SQUARES, (torch.eye(2), torch.zeros(2, 1)), **options)
     model, loss, (inputs, targets) = quadratic()
     with pytest.raises(ProblemError, match="the inputs hold 4 NaN or inf"):  # an error, not a failure
         assert_sound(model, loss, (inputs * torch.nan, targets))
@@ -359,6 +359,6 @@ def test_groups_of_adamw_are_judged_by_the_dense_limit() -> None:
 
     limit = dense_adamw_limit(model, loss, batch, optimizer(1.0))
     options = {"times_stable": 1}
-    assert assert_sound(model, loss, batch, optimizer=optimizer(0.99 * limit), **options)
+    assert call(assert_sound, model, loss, batch, optimizer=optimizer(0.99 * limit), **options)
     failure = said(model, loss, batch, optimizer=optimizer(1.01 * limit), **options)
     assert "times the stability limit of AdamW" in failure

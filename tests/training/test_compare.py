@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hessinit import Comparison, apply_scheme_, measure, sweep
+from hessinit import Comparison, RunSettings, apply_scheme_, measure, sweep
 from hessinit.errors import ProblemError
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, constant_loss, find_loss_range
 from hessinit.problem.batches import Batch
+from hessinit.progress import Pace, announce
 from hessinit.training.data import derive, read_data
 from hessinit.training.trial import judge
-from hessinit.training.workers import announce
 
 MODEL = problem.build()
 
@@ -107,7 +107,7 @@ def test_a_sweep_writes_the_std_and_zero_biases_into_its_layers_only() -> None:
 
     swept = sweep(
         build, problem.LOSS, problem.data(), stds=[0.05], layers="1", learning_rate=1e-12, seeds=1, steps=10,
-        workers=1,
+        settings=RunSettings(workers=1),
     )  # fmt: skip
     assert (swept.kind, swept.stds, swept.schemes) == ("sweep", (0.05,), ("std 0.05",))
     untouched, _, trained = models
@@ -312,7 +312,7 @@ def test_progress_is_shown_on_a_terminal_only(
         problem.small(measure_curvature=False, progress=progress)
         out, err = capsys.readouterr()
         assert out == ""
-        assert ("8/8" in err) if terminal and progress else err == ""
+        assert ("8 of 8 runs" in err) if terminal and progress else err == ""
 
 
 @pytest.mark.parametrize(
@@ -377,8 +377,12 @@ def test_bad_arguments_of_compare_are_refused_before_any_run(arguments: dict[str
     ],
 )
 def test_bad_arguments_of_sweep_are_refused_before_any_run(arguments: dict[str, Any], message: str) -> None:
+    def call() -> None:
+        settings = RunSettings(workers=1, warmup=arguments.pop("warmup", None))
+        sweep(problem.build, problem.LOSS, problem.data(), steps=12, settings=settings, **arguments)
+
     with pytest.raises(ProblemError, match=message):
-        sweep(problem.build, problem.LOSS, problem.data(), **{"steps": 12, "workers": 1, **arguments})
+        call()
 
 
 @pytest.mark.parametrize(
@@ -416,7 +420,7 @@ def test_a_sweep_does_not_crown_weights_that_do_not_learn() -> None:
         problem.build,
         problem.LOSS,
         problem.data(),
-        workers=1,
+        settings=RunSettings(workers=1),
         stds=[0.3, 1e-4],
         seeds=1,
         steps=40,
@@ -436,13 +440,14 @@ def test_a_sweep_does_not_crown_weights_that_do_not_learn() -> None:
 
 @pytest.mark.parametrize("kind", ["sweep", "compare"])
 def test_where_nothing_learns_nothing_has_won_and_the_first_line_says_so(kind: str) -> None:
-    options: dict[str, Any] = {"workers": 1, "seeds": 2, "steps": 20, "measure_curvature": False}
+    options: dict[str, Any] = {"seeds": 2, "steps": 20}
+    settings = RunSettings(workers=1, measure_curvature=False)
     if kind == "sweep":
         options |= {"stds": [1e-4, 1e-5], "learning_rate": 0.01}
-        found = sweep(problem.build, problem.LOSS, problem.data(), **options)
+        found = sweep(problem.build, problem.LOSS, problem.data(), settings=settings, **options)
     else:
         options |= {"schemes": ["he", "default"], "learning_rates": [1e-6, 1e-7]}
-        found = problem.small(**options)
+        found = problem.small(measure_curvature=False, **options)
     first = " ".join(str(found).partition("\n\n")[0].split())
     rates = "0.01" if kind == "sweep" else "1.0e-06 and 1.0e-07"
     said = f"No scheme learns at lr {rates}: every loss ends no lower than that of a constant output"
@@ -475,10 +480,10 @@ def test_weights_that_begin_below_a_constant_output_are_not_said_to_end_above_it
 def test_long_work_is_announced_with_what_makes_it_shorter(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hessinit.training.workers.LONG", 0.0)
+    monkeypatch.setattr("hessinit.progress.PACE", Pace(announced=0.0))
     problem.small(schemes=["he"], learning_rates=[0.1], seeds=1, progress=True)
     assert "Fewer steps, seeds, schemes or learning rates" in capsys.readouterr().err
-    monkeypatch.setattr("hessinit.training.workers.LONG", 1e6)
+    monkeypatch.setattr("hessinit.progress.PACE", Pace(announced=1e6))
     problem.small(schemes=["he"], learning_rates=[0.1], seeds=1, progress=True)
     assert capsys.readouterr().err == ""
 

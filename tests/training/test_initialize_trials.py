@@ -14,12 +14,14 @@ import torch
 from digit_problem import LOSS
 from torch import Tensor, nn
 
-from hessinit import advise
+from calls import call
+from hessinit import Fit, advise
 from hessinit.digits import load_digits
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
+from hessinit.progress import ProgressState
 from hessinit.results.initialization import Trial
-from hessinit.training import initialize
-from hessinit.training.initialize import HANDICAP, initialize_
+from hessinit.training import survival
+from hessinit.training.initialize import RACE, initialize_
 from hessinit.training.race import read_race_data
 from zoo.snapshot import differences, snapshot
 
@@ -99,7 +101,7 @@ def test_the_old_weights_return_with_a_rate_that_they_survive() -> None:
     with pytest.warns(ConvergenceWarning, match="the old weights were put back"):
         result = initialize_(model, nn.MSELoss(), batch, lr=3.0)
     with pytest.raises(ConvergenceError, match="the old weights were put back"):
-        initialize_(model, nn.MSELoss(), batch, lr=3.0, strict=True)
+        initialize_(model, nn.MSELoss(), batch, lr=3.0, fit=Fit(strict=True))
     assert same(model.parameters(), old)
     assert (result.converged, result.scheme, set(result.scales.values())) == (False, "keep", {1.0})
     assert "the old weights were put back; they survive at lr = 0.0" in result.reason
@@ -119,7 +121,7 @@ def test_a_race_after_failed_trials_is_run_at_the_given_rate() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 1))  # a quadratic: no weights make it flatter
     batch = BATCH[0], BATCH[1].float().unsqueeze(1)
-    result = initialize_(model, nn.MSELoss(), batch, lr=3.0, data=[batch] * 3, trial_steps=6)
+    result = initialize_(model, nn.MSELoss(), batch, lr=3.0, data=[batch] * 3, fit=Fit(trial_steps=6))
     assert {trial.lr for trial in result.trials} == {3.0}
     assert (result.converged, result.scheme) == (False, "keep")
     assert "none of" in result.reason
@@ -129,7 +131,7 @@ def test_the_winner_of_a_race_leaves_its_initial_weights() -> None:
     model, own = normalized(), values(normalized())
     model[1].weight.grad = torch.ones_like(model[1].weight)
     before, told = snapshot(model, LOSS, DATA), []
-    result = initialize_(model, LOSS, BATCH, lr=0.1, data=DATA, progress=lambda *step: told.append(step))
+    result = initialize_(model, LOSS, BATCH, lr=0.1, data=DATA, progress=told.append)
     first, second, *_ = result.trials
     assert result.converged
     assert result.reason.startswith(
@@ -137,8 +139,8 @@ def test_the_winner_of_a_race_leaves_its_initial_weights() -> None:
     )
     assert {"hessinit", "lsuv", "orthogonal", "your weights"} < {one.name for one in result.trials}
     assert (first.steps, first.survived) == (48, True)
-    assert first.score < second.score + HANDICAP * (math.log(10) - second.score)
-    assert told[-1][:2] == (len(told), len(told))
+    assert first.score < second.score + RACE.handicap * (math.log(10) - second.score)
+    assert (told[-1].done, told[-1].total, told[-1].unit) == (len(told), len(told), "steps")
     assert sum(one.steps for one in result.trials) == len(told)
     # The weights that are there train as the trial did.
     data, copied = read_race_data(DATA, BATCH, 48), copy.deepcopy(model)
@@ -161,7 +163,7 @@ def test_your_own_weights_can_win() -> None:
     model = normalized()
     train(model, [DATA] * 60, 0.5)
     own = values(model)
-    result = initialize_(model, LOSS, BATCH, lr=0.03, data=DATA, trial_steps=12)
+    result = initialize_(model, LOSS, BATCH, lr=0.03, data=DATA, fit=Fit(trial_steps=12))
     assert result.trials[0].name == "your weights"
     assert same(model.parameters(), own)
     assert (result.converged, result.scheme, result.scaling, set(result.scales.values())) == (
@@ -171,7 +173,7 @@ def test_your_own_weights_can_win() -> None:
 
 
 def test_what_was_asked_for_is_not_told_as_a_change() -> None:
-    result = initialize_(normalized(), LOSS, BATCH, lr=0.03, scaling="last", residual="small")
+    result = initialize_(normalized(), LOSS, BATCH, lr=0.03, fit=Fit(scaling="last", residual="small"))
     assert result.survival is not None
     assert result.survival.survived
     assert "since without" not in result.reason
@@ -183,7 +185,15 @@ def test_an_optimizer_may_be_a_function() -> None:
 
     rules: list[dict[str, Any]] = [{"optimizer": build}, {"optimizer": "momentum", "momentum": 0.8}]
     result, named = (
-        initialize_(nn.Sequential(nn.Dropout(0.1), *normalized()), LOSS, BATCH, lr=0.05, data=DATA, **rule)
+        call(
+            initialize_,
+            nn.Sequential(nn.Dropout(0.1), *normalized()),
+            LOSS,
+            BATCH,
+            lr=0.05,
+            data=DATA,
+            **rule,
+        )
         for rule in rules
     )
     assert result.trials == named.trials
@@ -193,20 +203,20 @@ def test_an_optimizer_may_be_a_function() -> None:
 
 
 def test_one_batch_tells_who_learns_and_the_fitted_weights_win() -> None:
-    result = initialize_(normalized(), LOSS, BATCH, lr=0.1, data=[BATCH], trial_steps=6)
+    result = initialize_(normalized(), LOSS, BATCH, lr=0.1, data=[BATCH], fit=Fit(trial_steps=6))
     assert "The race had one batch: it tells which candidates learn, not which learns best." in result.notes
     winner = result.trials[0]
     assert (winner.name, winner.outcome, result.converged) == ("hessinit", "learned", True)
     # From the rate that the curvature suggests downwards: the lowest one would always survive.
     suggested = initialize_(normalized(), LOSS, BATCH, lr="auto").lr
-    auto = initialize_(normalized(), LOSS, BATCH, lr="auto", data=[BATCH], trial_steps=6)
+    auto = initialize_(normalized(), LOSS, BATCH, lr="auto", data=[BATCH], fit=Fit(trial_steps=6))
     assert auto.chose_lr
     assert auto.trials[0].outcome == "learned"
     assert suggested / 4 < auto.lr < 2 * suggested
 
 
 def test_a_rate_above_the_limit_of_a_quadratic_is_explained_in_one_sentence() -> None:
-    result = initialize_(normalized(), LOSS, BATCH, lr=0.1, report=True)
+    result = initialize_(normalized(), LOSS, BATCH, lr=0.1, fit=Fit(report=True))
     assert result.after.stable_learning_rate < 0.1 < result.survival.lr
     limit = "On a quadratic of this curvature, plain gradient descent diverges above lr = 2/‖H‖ = "
     why = (
@@ -240,7 +250,7 @@ def test_at_chance_level_nobody_wins_and_nothing_is_written(lr: Any, data: Any) 
     model = hopeless()
     before = snapshot(model, LOSS, DATA)
     with pytest.warns(ConvergenceWarning, match="Nothing learned in trials of up to"):
-        result = initialize_(model, LOSS, BATCH, lr=lr, data=data, optimizer="adamw", trial_steps=3)
+        result = initialize_(model, LOSS, BATCH, lr=lr, data=data, optimizer="adamw", fit=Fit(trial_steps=3))
     assert differences(before, snapshot(model, LOSS, DATA)) == []
     assert (result.learned, result.converged, result.applied) == (False, False, False)
     assert (result.lr, result.scheme) == (None if lr == "auto" else lr, "keep")
@@ -276,7 +286,7 @@ def test_bad_races_are_refused_before_any_work(options: dict[str, Any], message:
     model = normalized()
     before = snapshot(model, LOSS, DATA)
     with pytest.raises(ProblemError, match=message):
-        initialize_(model, LOSS, BATCH, forward=forward, **options)
+        call(initialize_, model, LOSS, BATCH, forward=forward, **options)
     assert differences(before, snapshot(model, LOSS, DATA)) == []
 
 
@@ -285,12 +295,12 @@ def test_an_interrupted_race_leaves_everything_as_found(step: int) -> None:
     model = normalized()
     before = snapshot(model, LOSS, DATA)
 
-    def stop(done: int, planned: int, name: str) -> None:
-        if done == step:
+    def stop(state: ProgressState) -> None:
+        if state.done == step:
             raise KeyboardInterrupt("stopped")
 
     with pytest.raises(KeyboardInterrupt, match="stopped"):
-        initialize_(model, LOSS, BATCH, lr=0.1, data=DATA, trial_steps=9, progress=stop)
+        initialize_(model, LOSS, BATCH, lr=0.1, data=DATA, progress=stop, fit=Fit(trial_steps=9))
     assert differences(before, snapshot(model, LOSS, DATA)) == []
 
 
@@ -323,15 +333,15 @@ def test_with_data_the_rate_is_raced_too(optimizer: str) -> None:
 def test_the_best_rate_that_survives_a_trial_is_taken(limit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are tried a little above their rates; if none survives, the best one of the race stays."""
     options = {"lr": "auto", "data": DATA, "trial_steps": 12}
-    best, *others = initialize_(normalized(), LOSS, BATCH, **options).trials
+    best, *others = call(initialize_, normalized(), LOSS, BATCH, **options).trials
     limit = best.lr if isinstance(limit, str) else limit
 
-    def survives(*given: Any, lr: float, **options: Any) -> Trial:
+    def survives(setup: Any, batch: Any, lr: float, steps: int) -> Trial:
         return replace(best, lr=lr, survived=lr / 1.25 < limit)
 
-    monkeypatch.setattr(initialize, "survives", survives)
+    monkeypatch.setattr(survival, "try_weights", survives)
     model = normalized()
-    result = initialize_(model, LOSS, BATCH, **options)
+    result = call(initialize_, model, LOSS, BATCH, **options)
     finalists = [best, *(one for one in others if one.steps == best.steps and one.survived)]
     expected = next((one for one in finalists if one.lr < limit), best)
     assert (result.lr, result.trials[0]) == (expected.lr, expected)
@@ -353,7 +363,7 @@ def test_a_rate_that_teaches_nothing_is_lowered_where_the_rate_is_free() -> None
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     problem = model, nn.functional.cross_entropy, (images[:64], digits[:64])
-    found = initialize_(*problem, lr="auto", scheme="keep", progress=False)
+    found = initialize_(*problem, lr="auto", progress=False, fit=Fit(scheme="keep"))
     advised = advise(*problem).learning_rate
     assert found.survival.outcome == "learned"
     assert advised / 4 <= found.lr <= 4 * advised

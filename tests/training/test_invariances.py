@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hessinit
+from calls import call
 from hessinit.digits import load_digits
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
@@ -154,7 +155,7 @@ def test_no_order_of_the_examples_keeps_a_network_from_learning(optimizer: str, 
 @pytest.mark.parametrize("seed", [6, 11, 14])
 def test_a_search_that_starts_where_the_network_dies_goes_down(seed: int) -> None:
     """It ends just below its first loss there, and at twice the rate by chance a little lower."""
-    advice = hessinit.advise(*plain().problem(), seed=seed)
+    advice = hessinit.advise(hessinit.Problem(*plain().problem(), seed=seed))
     assert advice.trials[-1].outcome != "learned"
     assert advice.learning_rate == pytest.approx(first_advice("sgd")[0], rel=0.5)
 
@@ -272,7 +273,7 @@ def test_the_verdict_of_measure_stays(name: str) -> None:
 def initialized(case: Case, lr: float | str, **options: Any) -> tuple[hessinit.Initialization, Tensor]:
     model = case.build()
     rate = lr if isinstance(lr, str) else case.rate(lr)
-    result = hessinit.initialize_(model, case.loss, case.batch, lr=rate, progress=False, **options)
+    result = call(hessinit.initialize_, model, case.loss, case.batch, lr=rate, progress=False, **options)
     return result, torch.cat([one.detach().double().flatten() for one in model.parameters()])
 
 
@@ -350,7 +351,8 @@ def compared(case: Case) -> hessinit.Comparison:
     return hessinit.compare(
         case.build, case.loss, halves if isinstance(case.batch, list) else case.batch,
         schemes=["default", "he", "lsuv"], learning_rates=[case.rate(lr) for lr in (0.1, 0.3, 100.0)],
-        seeds=2, steps=20, batch_size=32, workers=1, progress=False, measure_curvature=False,
+        seeds=2, steps=20, batch_size=32,
+        settings=hessinit.RunSettings(workers=1, progress=False, measure_curvature=False),
     )  # fmt: skip
 
 
@@ -382,7 +384,8 @@ def tracked(case: Case, lr: float) -> tuple[list[float], tuple[int, ...], str]:
     """At every point the rate over the stability limit; the crossings; and what the verdict says of them."""
     model, (inputs, targets) = case.build(), case.batch
     optimizer = torch.optim.SGD(model.parameters(), case.rate(lr))
-    options: dict[str, Any] = {"path": None, "every": 4, "max_overhead": 1, "warn": False}
+    options: dict[str, Any] = {"path": None, "every": 4, "max_overhead": 1}
+    options["settings"] = hessinit.TrackSettings(warn=False)
     with hessinit.track(model, case.loss, case.batch, optimizer=optimizer, **options) as tracker:
         for _ in range(8):
             optimizer.zero_grad()

@@ -20,8 +20,11 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from hessinit.errors import ProblemError
 from hessinit.measurement.loss_range import UNKNOWN, LossRange
+from hessinit.progress import ProgressState
 from hessinit.training import race
-from hessinit.training.race import Candidate, race_, read_race_data, survives
+from hessinit.training.loop import make_optimizer
+from hessinit.training.race import Candidate, race_, read_race_data
+from hessinit.training.trial import TrainingSetup, try_weights
 
 # --- Models, losses and data --------------------------------------------------------------------------------
 
@@ -117,18 +120,28 @@ def bits(model: nn.Module, loss: Any = None, *, weights: bool = True) -> list[An
     return [*found, torch.is_grad_enabled()]
 
 
+def setup_of(
+    model: nn.Module, loss: Any, optimizer: Any = "sgd", momentum: float = 0.9, **options: Any
+) -> TrainingSetup:
+    """What the candidates share; `options` are those of `TrainingSetup`."""
+    return TrainingSetup(model, loss, lambda lr: make_optimizer(optimizer, model, lr, momentum), **options)
+
+
 # --- Who wins -----------------------------------------------------------------------------------------------
 
 
 def test_the_winner_leaves_its_initial_weights_and_the_better_half_goes_on() -> None:
     torch.manual_seed(0)
-    model, told = convolutional(), list[tuple[int, int, str]]()
+    model, told = convolutional(), list[ProgressState]()
     own = [one.clone() for one in model.parameters()]
     tries = candidates(model, 0.0, 1.0, 30.0, 3.0, 0.1)
     trials = race_(
-        model, nn.CrossEntropyLoss(), read(images(), steps=18), tries, optimizer="sgd", steps=18,
-        loss_range=THREE, on_step=lambda *step: told.append(step),
-    )  # fmt: skip
+        setup_of(model, nn.CrossEntropyLoss(), loss_range=THREE),
+        read(images(), steps=18),
+        tries,
+        steps=18,
+        progress=told.append,
+    )
     assert [trial.steps for trial in trials] == [18, 18, 12, 6, 6]
     assert trials[0].score < trials[1].score
     assert trials[0].outcome == "learned"
@@ -137,7 +150,7 @@ def test_the_winner_leaves_its_initial_weights_and_the_better_half_goes_on() -> 
     assert trials[0].score == pytest.approx(sum(trials[0].losses[-6:]) / 6)
     scale = float(trials[0].name.removeprefix("times "))
     assert all(torch.equal(now, scale * was) for now, was in zip(model.parameters(), own, strict=True))
-    assert len(told) == told[-1][0] == told[-1][1] == 5 * 6 + 3 * 6 + 2 * 6
+    assert len(told) == told[-1].done == told[-1].total == 5 * 6 + 3 * 6 + 2 * 6
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
@@ -146,9 +159,11 @@ def test_a_candidate_that_waits_goes_on_as_if_it_had_not(optimizer: str) -> None
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
     data, truth = read(images(), steps=12), copy.deepcopy(model)
     trials = race_(
-        model, nn.CrossEntropyLoss(), data, candidates(model, 1.0, 0.5, lr=0.02), optimizer=optimizer,
-        momentum=0.8, steps=12, loss_range=THREE,
-    )  # fmt: skip
+        setup_of(model, nn.CrossEntropyLoss(), optimizer=optimizer, momentum=0.8, loss_range=THREE),
+        data,
+        candidates(model, 1.0, 0.5, lr=0.02),
+        steps=12,
+    )
     losses = []
     stepper = (
         torch.optim.AdamW(truth.parameters(), lr=0.02)
@@ -170,7 +185,10 @@ def test_equal_candidates_train_alike_and_the_first_wins(training: bool) -> None
     tries = candidates(model, 1.0, 1.0, 1.0, lr=0.01)
     runs = [
         race_(
-            model, loss, read(tokens(80), 24), tries, optimizer="adam", steps=24, seed=seed, loss_range=TWELVE
+            setup_of(model, loss, optimizer="adam", seed=seed, loss_range=TWELVE),
+            read(tokens(80), 24),
+            tries,
+            steps=24,
         )
         for seed in (0, 0, 1)
     ]
@@ -190,9 +208,8 @@ def test_weights_that_blow_up_are_out_and_a_failed_start_says_why(loss_range: Lo
     model = convolutional()
     tries = [*candidates(model, 1.0, lr=1e9), Candidate("lsuv", 0.1, fail), *candidates(model, 0.5)]
     trials = race_(
-        model, nn.CrossEntropyLoss(), read(images(), 18), tries, optimizer="sgd", steps=18,
-        loss_range=loss_range,
-    )  # fmt: skip
+        setup_of(model, nn.CrossEntropyLoss(), loss_range=loss_range), read(images(), 18), tries, steps=18
+    )
     assert [trial.name for trial in trials] == ["times 0.5", "times 1", "lsuv"]
     assert [trial.survived for trial in trials] == [True, False, False]
     assert trials[1].reason.startswith("diverged")
@@ -208,9 +225,9 @@ def test_the_old_weights_return_if_nobody_survives() -> None:
     model = with_gradients(convolutional())
     before = bits(model)
     tries = candidates(model, 2.0, math.nan, 0.5, lr=1e9)
-    trials = race_(model, nn.CrossEntropyLoss(), read(images()), tries, optimizer="sgd", steps=9)
+    trials = race_(setup_of(model, nn.CrossEntropyLoss()), read(images()), tries, steps=9)
     assert not any(trial.survived for trial in trials)
-    assert next(one for one in trials if one.name == "times nan").reason == "diverged at step 1"
+    assert next(one for one in trials if one.name == "times nan").reason == "diverged by step 1"
     assert bits(model) == before
 
 
@@ -224,7 +241,7 @@ def test_a_dropped_candidate_is_trained_to_the_end_if_all_finalists_diverge() ->
 
     data = read_race_data([(one, one) for one in x], None, 24)
     tries = [Candidate(f"{lr:g}", lr, lambda: None) for lr in (0.3, 0.2, 0.001)]
-    trials = race_(model, loss, data, tries, optimizer="sgd", steps=24)
+    trials = race_(setup_of(model, loss), data, tries, steps=24)
     assert [trial.survived for trial in trials] == [True, False, False]
     assert (trials[0].name, trials[0].steps, trials[0].reason) == ("0.001", 24, "")
 
@@ -243,7 +260,7 @@ def test_a_fifth_is_held_out_where_batches_repeat_and_only_scores() -> None:
     assert not trained & scored
     assert len(trained | scored) == 80
     model = convolutional()
-    trials = race_(model, nn.CrossEntropyLoss(), data, candidates(model, 1.0, 0.5), optimizer="sgd", steps=24)
+    trials = race_(setup_of(model, nn.CrossEntropyLoss()), data, candidates(model, 1.0, 0.5), steps=24)
     assert trials[0].score != pytest.approx(sum(trials[0].losses[-8:]) / 8)
     ready = read_race_data(list(zip(inputs.split(8), targets.split(8), strict=True)), None, 24)
     assert (ready.different, len(ready.held_out)) == (8, 2)
@@ -259,7 +276,7 @@ def test_scoring_on_held_out_batches_changes_no_training() -> None:
     )
     data = read(images(80), steps=24)
     with_score, without = (
-        race_(model, loss, each, candidates(model, 1.0), optimizer="sgd", steps=24)[0]
+        race_(setup_of(model, loss), each, candidates(model, 1.0), steps=24)[0]
         for each in (data, data._replace(held_out=()))
     )
     assert with_score.losses == without.losses
@@ -278,9 +295,7 @@ def test_one_batch_tells_who_survives_and_learns_and_the_first_of_them_wins() ->
     ]
 
     def race(*given: Candidate, loss_range: LossRange = THREE) -> list[race.Trial]:
-        return race_(
-            model, nn.CrossEntropyLoss(), data, given, optimizer="sgd", steps=12, loss_range=loss_range
-        )
+        return race_(setup_of(model, nn.CrossEntropyLoss(), loss_range=loss_range), data, given, steps=12)
 
     blown, idle, slow, fast = tries
     first = race(*tries)
@@ -307,13 +322,10 @@ def test_noise_at_the_loss_of_a_constant_output_wins_nothing(different: int) -> 
     inputs, targets = torch.randn(72, 4, generator=data), torch.arange(72) % 2
     batches = [(inputs[at::9], targets[at::9]) for at in range(different)]
     tries = [Candidate(str(lr), lr, lambda: None) for lr in (1e-4, 3e-4, 1e-3)]
+    setup = setup_of(model, nn.CrossEntropyLoss(), loss_range=LossRange(constant=math.log(2), free=0.0))
     orders = [
-        race_(
-            model, nn.CrossEntropyLoss(), read_race_data(one, None, 12), tries, optimizer="sgd", steps=12,
-            loss_range=LossRange(constant=math.log(2), free=0.0),
-        )
-        for one in (batches, batches[::-1])
-    ]  # fmt: skip
+        race_(setup, read_race_data(order, None, 12), tries, steps=12) for order in (batches, batches[::-1])
+    ]
     for trials in orders:
         assert [trial.outcome for trial in trials] == ["did not learn"] * 3
         assert [trial.name for trial in trials] == ["0.0001", "0.0003", "0.001"]
@@ -353,9 +365,9 @@ def test_an_optimizer_may_be_a_function_of_the_parameters_alone() -> None:
         return rates[-1]
 
     tries = candidates(model, 1.0, lr=0.2)
-    mine = race_(model, nn.CrossEntropyLoss(), read(images()), tries, optimizer=build, steps=9)
+    mine = race_(setup_of(model, nn.CrossEntropyLoss(), optimizer=build), read(images()), tries, steps=9)
     assert [group["lr"] for group in rates[0].param_groups] == pytest.approx([0.05, 0.2])
-    assert mine != race_(model, nn.CrossEntropyLoss(), read(images()), tries, optimizer="sgd", steps=9)
+    assert mine != race_(setup_of(model, nn.CrossEntropyLoss()), read(images()), tries, steps=9)
 
 
 STRANGER = nn.Linear(2, 2)
@@ -373,7 +385,12 @@ def test_an_optimizer_of_other_parameters_is_refused(build: Any, message: str) -
     model = with_gradients(convolutional())
     before = bits(model)
     with pytest.raises(ProblemError, match=message):
-        race_(model, nn.CrossEntropyLoss(), read(images()), candidates(model, 2.0), optimizer=build, steps=9)
+        race_(
+            setup_of(model, nn.CrossEntropyLoss(), optimizer=build),
+            read(images()),
+            candidates(model, 2.0),
+            steps=9,
+        )
     assert bits(model) == before
 
 
@@ -384,8 +401,9 @@ def test_survival_is_told_and_everything_is_put_back() -> None:
     torch.manual_seed(0)
     model, loss = with_gradients(convolutional()), SmoothedLoss()
     before, batch = bits(model, loss), images(32)
-    options: dict[str, Any] = {"optimizer": "sgd", "loss_range": THREE}
-    good, bad = (survives(model, loss, batch, lr=lr, **options) for lr in (0.1, 300.0))
+    good, bad = (
+        try_weights(setup_of(model, loss, loss_range=THREE), batch, lr=lr, steps=24) for lr in (0.1, 300.0)
+    )
     assert (good.survived, good.outcome) == (True, "learned")
     assert good.steps == len(good.losses) == 24
     assert good.score < good.losses[0]
@@ -397,9 +415,12 @@ def test_survival_is_told_and_everything_is_put_back() -> None:
 def test_a_climb_is_measured_by_what_the_loss_can_gain() -> None:
     model, x = nn.Linear(1, 1, bias=False), torch.ones(4, 1)
     nn.init.constant_(model.weight, 1.1)
-    options: dict[str, Any] = {"optimizer": "sgd", "lr": 1.001}  # the error grows by 1.002 a step
     ranges = [LossRange(constant=1.0, free=0.0), LossRange(constant=0.0, free=0.0), UNKNOWN]
-    trials = [survives(model, nn.MSELoss(), (x, x), loss_range=one, **options) for one in ranges]
+    trials = [
+        # The error grows by 1.002 a step.
+        try_weights(setup_of(model, nn.MSELoss(), loss_range=loss_range), (x, x), lr=1.001, steps=24)
+        for loss_range in ranges
+    ]
     rise = trials[0].losses[-4] / trials[0].losses[0] - 1
     assert 0.05 < rise < 1.0
     assert 0.01 * rise < 0.05  # 5 % of the height above the free outputs: of 1, not of 0.01
@@ -426,7 +447,7 @@ def test_everything_but_the_weights_is_left_as_found(problem: str, optimizer: st
     with_gradients(model)
     before, values = bits(model, loss, weights=False), bits(model, loss)
     tries = candidates(model, 0.9, 1.0, 0.5)
-    trials = race_(model, loss, read(data), tries, optimizer=optimizer, steps=9)
+    trials = race_(setup_of(model, loss, optimizer=optimizer), read(data), tries, steps=9)
     assert trials[0].survived
     assert bits(model, loss, weights=False) == before
     assert (bits(model, loss) == values) == (trials[0].name == "times 1")
@@ -443,7 +464,7 @@ class Bomb:
             raise self.error
 
 
-PLACES = ("forward", "loss", "optimizer", "step", "write_", "on_step")
+PLACES = ("forward", "loss", "optimizer", "step", "write_", "progress")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
@@ -478,9 +499,12 @@ def test_whatever_is_raised_the_model_is_as_found(place: str, error: BaseExcepti
         bombs |= {name: Bomb(fuse if name == place else 0, error) for name in PLACES}
         with pytest.raises(type(error)):
             race_(
-                model, loss, raced, tries, optimizer=build, steps=12, forward=forward,
-                on_step=bombs["on_step"],
-            )  # fmt: skip
+                setup_of(model, loss, optimizer=build, forward=forward),
+                raced,
+                tries,
+                steps=12,
+                progress=bombs["progress"],
+            )
         assert bits(model, own_loss) == before, f"{place}, call {fuse}"
 
 
@@ -510,7 +534,7 @@ def test_ctrl_c_at_any_line_of_the_race_leaves_the_model_as_found() -> None:
         old = sys.gettrace()
         sys.settrace(trace)
         try:
-            race_(model, loss, data, candidates(model, 2.0, 0.5, 1.5), optimizer="sgd", steps=3)
+            race_(setup_of(model, loss), data, candidates(model, 2.0, 0.5, 1.5), steps=3)
         finally:
             sys.settrace(old)
         return lines

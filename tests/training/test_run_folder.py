@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError
-from hessinit.training.run_folder import file_name
+from hessinit.training.job_folder import file_name
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parents[1] / "src"

@@ -19,6 +19,7 @@ import torch
 from training_loops import LOSS, tracked
 
 import tiny
+from calls import call
 from hessinit import ProblemError, Tracker, Tracking, track
 from hessinit.results.initialization import Initialization
 
@@ -28,7 +29,7 @@ SEARCHED = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.p
 
 def start(path: Path | str, model: torch.nn.Module | None = None, **options: Any) -> Tracker:
     settings: dict[str, Any] = {"every": 1, "max_overhead": 1.0, "log_to": None, "warn": False}
-    return track(model or tiny.network(), LOSS, tiny.batch(), path=path, **{**settings, **options})
+    return call(track, model or tiny.network(), LOSS, tiny.batch(), path=path, **{**settings, **options})
 
 
 def run(path: Path, steps: int = 3, **options: Any) -> Tracking:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from calls import call
 from hessinit.training.track import Tracker, track
 
 LOSS = nn.CrossEntropyLoss()
@@ -51,7 +52,7 @@ def batches(count: int, examples: int = 6) -> list[tuple[Tensor, Tensor]]:
 def tracked(model: nn.Module, batch: Any, optimizer: Any = None, loss: Any = LOSS, **options: Any) -> Tracker:
     """Without a file and without a limit of time, unless asked for."""
     settings: dict[str, Any] = {"path": None, "log_to": None, "every": 1, "max_overhead": 1.0, "warn": False}
-    return track(model, loss, batch, optimizer=optimizer, **{**settings, **options})
+    return call(track, model, loss, batch, optimizer=optimizer, **{**settings, **options})
 
 
 class FakeClock:

@@ -140,8 +140,11 @@ def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
         report,
     )
     with progress(f"Finding weights for lr = {lr:g} …"):
-        initialization = hessinit.initialize_(model, loss, batch, lr=lr, seed=seed)
+        whole = hessinit.Problem(model, loss, batch, seed=seed)
+        initialization = hessinit.initialize_(whole, lr=lr)
     say(f"\n2. New weights, whose curvature fits lr = {lr:g}.\n", initialization)
+    # The line that announces long work names arguments that the demo does not have.
+    settings = hessinit.RunSettings(measure_curvature=False, progress=sys.stderr.isatty())
     plain, normalized = (
         hessinit.compare(
             partial(build_network, has_norms),
@@ -151,8 +154,7 @@ def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
             learning_rates=RATES,
             seeds=range(seed, seed + SEEDS),
             steps=STEPS,
-            measure_curvature=False,
-            progress=sys.stderr.isatty(),  # what it tells is no option here
+            settings=settings,
         )
         for has_norms in (False, True)
     )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,17 +12,15 @@ import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_MET, failures_explained, stop
 from hessinit.cli.output import Output, progress
-from hessinit.cli.problem_file import (
-    PROBLEM_OPTIONS,
-    LoadedProblem,
-    find_problem,
-    load_problem,
-    shared_keywords,
-)
+from hessinit.cli.problem_file import LoadedProblem, find_problem, load_problem, shared_keywords
+from hessinit.errors import options_of
 from hessinit.present.advice import describe_trial
 from hessinit.present.words import format_number
-from hessinit.results import curvature_report as results
-from hessinit.results.initialization import DIVERGED, Trial
+from hessinit.progress import OnProgress, ProgressState, announce
+from hessinit.results.initialization import DIVERGED
+
+if TYPE_CHECKING:
+    from hessinit.training.assert_sound import Judgement
 
 # What a problem may say to `measure` that means the same to initialize.
 SHARED = ("optimizer", "forward", "dropout", "layers", "curvature", "reduction", "check")
@@ -93,99 +89,76 @@ def measure(
 
     Exit status: 0 done, 1 not converged, 2 wrong usage, 130 interrupted.
     """
-    place = find_problem(problem)
-    output = Output(as_json, html, save, picture, reads=place.file)
+    source = find_problem(problem)
+    output = Output(as_json, html, save, picture, reads=source.file)
     if dry_run and lr is not None:
         stop(
-            f"--lr {lr:g} is judged by ‖H‖, which --dry-run does not measure; leave out one of them."
+            f"--lr {lr:g} is judged by ‖H‖, which --dry-run does not measure; leave out one of "
+            "them."
         )
+    details = [*["jacobians"] * jacobians, *["diagnostics"] * diagnostics]
     chosen = options.given(
-        curvature=curvature, layers=layers, tolerance=tolerance, precision=precision, seed=seed
+        curvature=curvature,
+        layers=layers,
+        tolerance=tolerance,
+        precision=precision,
+        seed=seed,
+        details=details or None,
     )
-    wanted = [
-        name
-        for name, is_wanted in (("jacobians", jacobians), ("diagnostics", diagnostics))
-        if is_wanted
-    ]
-    if wanted:
-        chosen["details"] = wanted
     with (
         failures_explained(
             f"measuring {problem}", "the measurement was not finished, and nothing was written."
         ),
-        progress(f"Measuring {problem} …", measuring=True) as show,
+        progress(f"Measuring {problem} …") as show,
     ):
-        loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
-        given = {**loaded.keywords, **chosen}
-        used = given.pop("optimizer", "sgd")
-        loaded = loaded if used == "sgd" else _read_once(loaded)
-        of_problem = {name: given[name] for name in PROBLEM_OPTIONS if name in given}
-        own = {name: value for name, value in given.items() if name not in of_problem}
-        whole = hessinit.Problem(loaded.model, loaded.loss, loaded.batch, **of_problem)
-        plan = None
+        from hessinit.training.assert_sound import measure_and_judge
+
+        loaded = load_problem(source, seed=seed, device=device, optimizer=optimizer)
+        keywords = {**loaded.keywords, **chosen}
+        used = keywords.pop("optimizer", "sgd")
+        measured, measuring = _split(loaded, keywords)
         if dry_run:
-            plan = hessinit.plan(whole, **{name: own[name] for name in PLANNED if name in own})
+            planning = {name: value for name, value in measuring.items() if name in PLANNED}
+            plan = hessinit.plan(measured, **planning)
         else:
-            report = hessinit.measure(whole, progress=announced(show, loaded.model), **own)
-    if plan is not None:
+            measuring["progress"] = announced(show, loaded.model)
+            judged = measure_and_judge(
+                measured, measuring, optimizer=used, lr=lr, with_rates=used != "sgd"
+            )
+    if dry_run:
         output.write(plan)
         return
-    with failures_explained(f"measuring {problem}", "nothing was written."):
-        advice = None
-        if used != "sgd":
-            given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
-            known = {name: given[name] for name in ADVISED if name in given} | {
-                "optimizer": used,
-                "lr": lr,
-            }
-            advice = hessinit.advise(
-                loaded.model, loaded.loss, loaded.batch, **{**known, "check": False}
-            )
-            report = replace(
-                report,
-                rates=results.OptimizerRates(
-                    optimizer=advice.optimizer,
-                    learning_rate=advice.learning_rate,
-                    lr=advice.lr,
-                    stable_learning_rate=advice.stable_learning_rate,
-                    converged=advice.converged,
-                ),
-            )
-        judged = lr if advice is None else advice.lr
-        trial = None
-        if report.network_measured and report.findings is not None:
-            from hessinit.training import assert_sound as sound
-            from hessinit.training.optimizer_rules import build_optimizer_rule
-
-            rule = build_optimizer_rule(used, loaded.model, lr=judged)
-            report = sound.without_what_adam_tolerates(report, rule.rule)
-            if rule.lr is not None:
-                stable = (report if advice is None else advice).stable_learning_rate
-                forward = given.get("forward")
-                tried = sound.try_rate(loaded.model, loaded.loss, loaded.batch, used, rule, forward)
-                report = sound.judge_rate(report, rule, stable, *tried)
-                trial = tried[0]
-    output.write(
-        report, after=None if judged is None else tell_rate(report, judged, problem, advice, trial)
-    )
-    if not report.converged:
+    rate = lr if judged.advice is None else judged.advice.lr
+    after = None if rate is None else tell_rate(rate, problem, judged)
+    output.write(judged.report, after=after)
+    if not judged.report.converged:
         stop(
-            f"Not converged: the report marks what did not reach tolerance {report.tolerance:g}.",
+            "Not converged: the report marks what did not reach tolerance "
+            f"{judged.report.tolerance:g}.",
             NOT_MET,
         )
 
 
-def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
-    """The progress of a measurement, and before a long one a line with the time that its plan expects."""
-    from hessinit.training.workers import announce
+def _split(
+    loaded: LoadedProblem, keywords: dict[str, Any]
+) -> tuple[hessinit.Problem, dict[str, Any]]:
+    """Return the problem, and the keywords that do not describe it."""
+    describing = options_of(hessinit.Problem, keywords)
+    remaining = {name: value for name, value in keywords.items() if name not in describing}
+    return hessinit.Problem(loaded.model, loaded.loss, loaded.batch, **describing), remaining
 
+
+def announced(show: OnProgress, model: Any) -> OnProgress:
+    """Return the progress of a measurement; it begins with the time that a long one will take."""
     modules = model.modules() if hasattr(model, "modules") else ()
     shorter = "Fewer examples, --layers NAMES or a larger --tolerance make it shorter"
-    if any("BatchNorm" in type(one).__name__ and one.training for one in modules):
-        shorter += "; so does model.eval(), with which BatchNorm takes its running statistics and ‖H‖ is not "
-        shorter += "that of training"
+    if any("BatchNorm" in type(module).__name__ and module.training for module in modules):
+        shorter += (
+            "; so does model.eval(), with which BatchNorm takes its running statistics and ‖H‖ is "
+            "not that of training"
+        )
 
-    def tell(state: Any) -> None:
+    def tell(state: ProgressState) -> None:
         if not state.products:
             announce(state.seconds_left, shorter)
         show(state)
@@ -193,36 +166,26 @@ def announced(show: Callable[..., None], model: Any) -> Callable[[Any], None]:
     return tell
 
 
-def tell_rate(
-    report: hessinit.CurvatureReport, lr: float, problem: str, advice: Any, trial: Trial | None
-) -> str:
-    """Return lr·‖H‖ or what the advice says of this rate, how the trial ended, and the command that helps."""
-    sentences = [] if advice is None else [advice.warmup.reason]
-    if advice is None and report.network_measured:
+def tell_rate(lr: float, problem: str, judged: Judgement) -> str:
+    """Return lr·‖H‖ or what the advice says of this rate, how the trial ended, and what helps."""
+    report = judged.report
+    if judged.advice is not None:
+        sentences = [judged.advice.warmup.reason]
+    elif report.network_measured:
         product = format_number(lr * report.network.norm)
-        sentences.append(
+        sentences = [
             f"lr·‖H‖ = {product}; on a quadratic, plain gradient descent is stable up to 2."
-        )
-    elif advice is None:
-        sentences.append(
+        ]
+    else:
+        sentences = [
             f"lr = {lr:g}: the network's ‖H‖ was not measured, only bounded (network=False)."
-        )
-    if trial is not None:
-        sentences.append(describe_trial(trial, lr))
-    helps = trial is not None and trial.outcome == DIVERGED and advice is None
-    command = f"\nNext: hessinit initialize {problem} --lr {lr:g}" if helps else ""
+        ]
+    command = ""
+    if judged.trial is not None:
+        sentences.append(describe_trial(judged.trial, lr))
+        if judged.trial.outcome == DIVERGED and judged.advice is None:
+            command = f"\nNext: hessinit initialize {problem} --lr {lr:g}"
     return f"{' '.join(sentences)}{command}"
-
-
-def _read_once(loaded: LoadedProblem) -> LoadedProblem:
-    """The problem with its batches in a list: an iterator gives them only once, and a loader shuffles."""
-    from hessinit.problem.batches import read_batches
-
-    if isinstance(loaded.batch, tuple):
-        return loaded
-    return loaded._replace(
-        batch=[(one.inputs, one.targets) for _, one in read_batches(loaded.batch)]
-    )
 
 
 def advise(
@@ -258,8 +221,8 @@ def advise(
 
     Exit status: 0 done, 1 not learned or not converged, 2 wrong usage, 130 interrupted.
     """
-    place = find_problem(problem)
-    output = Output(as_json, html, save, picture, reads=place.file)
+    source = find_problem(problem)
+    output = Output(as_json, html, save, picture, reads=source.file)
     chosen = options.given(
         lr=lr, layers=layers, curvature=curvature, tolerance=tolerance, seed=seed
     )
@@ -269,12 +232,12 @@ def advise(
         ),
         progress(f"Measuring {problem} …"),
     ):
-        loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
-        batch = (
-            loaded.batch if batch_size is None else _cut(loaded.batch, batch_size, 1, seed or 0)[0]
-        )
-        given = {**shared_keywords(loaded, ADVISED, problem), **chosen}
-        advice = hessinit.advise(loaded.model, loaded.loss, batch, **given)
+        loaded = load_problem(source, seed=seed, device=device, optimizer=optimizer)
+        keywords = {**shared_keywords(loaded, ADVISED, problem), **chosen}
+        if batch_size is not None:
+            loaded = loaded._replace(batch=_cut(loaded.batch, batch_size, 1, seed or 0)[0])
+        measured, advising = _split(loaded, keywords)
+        advice = hessinit.advise(measured, **advising)
     output.write(advice)
     if not advice.learns:
         stop("No learning rate: the advice says more.", NOT_MET)
@@ -316,8 +279,8 @@ def initialize(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The initialization before scaling: a scheme such as he or lsuv, keep for the weights as "
-            "they come, or auto.  [default: auto]",
+            help="The initialization before scaling: a scheme such as he or lsuv, keep for the "
+            "weights as they come, or auto.  [default: auto]",
         ),
     ] = None,
     scaling: Annotated[
@@ -387,22 +350,25 @@ def initialize(
 
     Exit status: 0 done, 1 target not met or nothing learned, 2 wrong usage, 130 interrupted.
     """
-    place = find_problem(problem)
-    output = Output(as_json, html, save, picture, weights, reads=place.file)
+    source = find_problem(problem)
+    output = Output(as_json, html, save, picture, weights, reads=source.file)
     if momentum is not None and optimizer not in ("momentum", "nesterov"):
         stop(
-            f"--momentum {momentum:g} is only for --optimizer momentum and nesterov; pass one of them."
+            f"--momentum {momentum:g} is only for --optimizer momentum and nesterov; pass one of "
+            "them."
         )
     if weights is not None and dry_run:
         stop(
-            "--weights and --dry-run contradict each other: a dry run writes no weights. Leave one out."
+            "--weights and --dry-run contradict each other: a dry run writes no weights. Leave one "
+            "out."
         )
     if weights is not None and weights.suffix != ".safetensors":
         stop(f"--weights {weights} must end in .safetensors.")
     race = lr is not None and not no_race
     if not race and (trial_steps or batch_size):
         stop(
-            "--trial-steps and --batch-size are for the race; pass --lr without --no-race, or leave them out."
+            "--trial-steps and --batch-size are for the race; pass --lr without --no-race, or "
+            "leave them out."
         )
     chosen = options.given(
         lr=lr if lr in (None, "auto") else float(lr or 0),
@@ -427,13 +393,18 @@ def initialize(
         ),
         progress(f"Initializing {problem} …") as show,
     ):
-        loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
-        keywords = shared_keywords(loaded, SHARED, problem)
-        batch = loaded.batch
+        loaded = load_problem(source, seed=seed, device=device, optimizer=optimizer)
+        keywords = {**shared_keywords(loaded, SHARED, problem), **chosen}
         if race:
-            batch, data = _cut(loaded.batch, batch_size, trial_steps or TRIAL_STEPS, seed or 0)
+            steps = trial_steps or TRIAL_STEPS
+            batch, data = _cut(loaded.batch, batch_size, steps, seed or 0)
+            loaded = loaded._replace(batch=batch)
             keywords |= {"data": data, "progress": announced_race(show)}
-        result = hessinit.initialize_(loaded.model, loaded.loss, batch, **{**keywords, **chosen})
+        drawn, fitting = _split(loaded, keywords)
+        rarer = options_of(hessinit.Fit, fitting)
+        for name in rarer:
+            del fitting[name]
+        result = hessinit.initialize_(drawn, fit=hessinit.Fit(**rarer), **fitting)
     if not result.learned:
         replace(output, weights=None).write(result)
         stop("Nothing learned, and nothing was written: the result says more.", NOT_MET)
@@ -449,30 +420,24 @@ def initialize(
         stop("Target not met: the result says why.", NOT_MET)
 
 
-def announced_race(show: Callable[..., None]) -> Callable[[int, int, str], None]:
-    """The progress of a race, and after its first four steps a line with the time that a long one takes."""
-    from hessinit.training.workers import announce
+def announced_race(show: OnProgress) -> OnProgress:
+    """Return the progress of a race, which tells after four steps how long a long one will take."""
+    shorter = "A smaller --batch-size or --trial-steps makes it shorter; --no-race leaves it out"
 
-    times = []
-
-    def tell(done: int, planned: int, name: str) -> None:
-        times.append(time.perf_counter())
-        if done == 4:  # the first step includes what torch does once
-            shorter = (
-                "A smaller --batch-size or --trial-steps makes it shorter; --no-race leaves it out"
-            )
-            announce((times[-1] - times[0]) / 3 * planned, shorter)
-        show(done, planned, name)
+    def tell(state: ProgressState) -> None:
+        if state.done == 4:
+            announce(state.seconds_left, shorter)
+        show(state)
 
     return tell
 
 
 def _cut(given: Any, batch_size: int | None, steps: int, seed: int) -> tuple[Any, Any]:
-    """A mini-batch to measure, and the data of the race: ready batches, or all examples."""
+    """Return a mini-batch to measure, and the data of the race: ready batches, or all examples."""
     from hessinit.training.data import read_data
-    from hessinit.training.initialize import LONGER
+    from hessinit.training.initialize import RACE
 
-    data = read_data(given, batch_size or 1, LONGER * steps)
+    data = read_data(given, batch_size or 1, RACE.times_longer * steps)
     if not data.ready and batch_size is None:
         data = replace(data, batch_size=min(BATCH_SIZE, data.examples))
     batch = data.initial_batch(seed)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -160,3 +164,43 @@ DASK_HELP = (
     "Run on a Dask cluster: its scheduler, as tcp://host:8786. Threads of a worker take turns."
 )
 Dask = Annotated[str | None, typer.Option(metavar="ADDRESS", help=DASK_HELP)]
+
+
+@dataclass(frozen=True)
+class ResultOptions:
+    """What is printed and written."""
+
+    as_json: AsJson = False
+    html: AsHtml = None
+    save: Save = None
+    picture: Picture = None
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the fields of its dataclass arguments as options of their own."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name in groups:
+            group = groups[parameter.name]
+            group_hints = get_type_hints(group, include_extras=True)
+            for field in fields(group):
+                hint = group_hints[field.name]
+                parameters.append(
+                    parameter.replace(name=field.name, annotation=hint, default=field.default)
+                )
+        else:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+
+    @functools.wraps(command)
+    def called(**arguments: Any) -> None:
+        for name, group in groups.items():
+            own = {field.name: arguments.pop(field.name) for field in fields(group)}
+            arguments[name] = group(**own)
+        command(**arguments)
+
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    parameters = [parameter.replace(kind=keyword_only) for parameter in parameters]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return called

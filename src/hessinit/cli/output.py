@@ -20,22 +20,21 @@ from hessinit import present
 from hessinit.cli.failures import INTERRUPTED, WRONG_USAGE, import_torch, in_options, stop
 from hessinit.errors import ConvergenceWarning
 from hessinit.present.document import Column, Document, Paragraph, Table
+from hessinit.progress import OnProgress, progress_bar
 from hessinit.results.result import replacing, write_text
 
 PICTURES = (".png", ".pdf", ".svg")
 
 
 @contextmanager
-def progress(doing: str, *, measuring: bool = False) -> Iterator[Callable[..., None]]:
-    """A spinner while someone watches, then the bar of a race or of a measurement: its `progress` is yielded.
+def progress(label: str) -> Iterator[OnProgress]:
+    """Show a bar, and yield the function that it gets the progress from.
 
     What the user's code prints goes to stderr: stdout is for results.
     """
-    from hessinit.training.workers import measuring_bar, race_bar
-
     import_torch()
-    with measuring_bar(doing) if measuring else race_bar(True, doing) as show, stdout_for_results():
-        yield show
+    with progress_bar(label) as report, stdout_for_results():
+        yield report
 
 
 @contextmanager

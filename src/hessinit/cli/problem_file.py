@@ -7,7 +7,6 @@ import importlib
 import inspect
 import io
 import os
-import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
@@ -216,12 +215,9 @@ def shared_keywords(loaded: LoadedProblem, shared: Iterable[str], problem: str) 
 
 
 def _seed(seed: int) -> None:
-    import numpy
-    import torch
+    from hessinit.training.data import seed_generators
 
-    random.seed(seed)
-    numpy.random.seed(seed)  # noqa: NPY002 - the user's code may draw from the old global state
-    torch.manual_seed(seed)
+    seed_generators(seed)
 
 
 @contextlib.contextmanager
@@ -288,25 +284,15 @@ def _call(function: Callable[[], Any], place: Place) -> LoadedProblem:
 
 
 class Builder:
-    """Builds the problem's model anew. A worker gets the place and imports the file itself.
+    """Builds the problem's model anew; what the file draws when it is imported is the same in every process."""
 
-    What the file draws when it is imported is the same in every process, and it prints in the first
-    only.
-    """
-
-    def __init__(self, place: Place, mute: bool = False) -> None:
+    def __init__(self, place: Place) -> None:
         from hessinit.problem.preserve import untouched_random_state
 
         self.place = place
-        with (
-            untouched_random_state(),
-            contextlib.redirect_stdout(io.StringIO() if mute else sys.stdout),
-        ):
+        with untouched_random_state():
             _seed(0)
-            # A worker can import it: it was started with our sys.path, or got the file with its
-            # work.
-            module = importlib.import_module(place.module) if mute else None
-            self.function = getattr(module, place.function) if module else _load_function(place)
+            self.function = _load_function(place)
 
     def load(self, device: str | None = None) -> LoadedProblem:
         check_device(device)
@@ -316,6 +302,3 @@ class Builder:
     def __call__(self) -> Any:
         with contextlib.redirect_stdout(io.StringIO()):
             return _call(self.function, self.place).model
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Builder, (self.place, True)

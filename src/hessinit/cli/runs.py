@@ -1,17 +1,16 @@
-"""`hessinit compare`, `sweep` and `track` train the user's network; `reproduce` trains the paper's."""
+"""The commands that train: `hessinit compare`, `sweep`, `track`, and the paper's `reproduce`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,50 +19,96 @@ from hessinit.cli import options
 from hessinit.cli.failures import INTERRUPTED, NOT_MET, failures_explained, import_torch, stop
 from hessinit.cli.output import Output, progress, stdout_for_results
 from hessinit.cli.problem_file import (
+    PROBLEM_OPTIONS,
     Builder,
-    LoadedProblem,
     find_problem,
     load_problem,
     shared_keywords,
 )
 from hessinit.present.comparison import any_learns
 from hessinit.present.words import count, format_number
+from hessinit.progress import StepCounter, progress_bar
 
 TRACKED = 256  # examples on which the curvature is tracked, and to which the weights are fitted
-# What a problem may say to `measure` that means the same to track.
-SHARED = ("optimizer", "forward", "layers", "curvature", "reduction", "check")
 REPRODUCTION = Path("reproduction")
-# an example, and the seconds until it has answered
-SCHEDULER = "tcp://192.168.0.10:8786"
-CONNECTING = 5
+SCHEDULER = "tcp://192.168.0.10:8786"  # an example
+CONNECTING = 5  # seconds until a scheduler has answered
 
 
+@dataclass(frozen=True)
+class GridOptions:
+    """The runs of `compare` and `sweep`."""
+
+    seeds: options.Seeds = None
+    steps: options.Steps = None
+    batch_size: options.BatchSize = None
+    optimizer: options.Optimizer = None
+    warmup: options.Warmup = None
+    no_curvature: options.WithoutCurvature = False
+    folder: options.Folder = None
+    device: options.Device = None
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """Who does the runs."""
+
+    workers: options.Workers = None
+    dask: options.Dask = None
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The training that `track` looks at."""
+
+    steps: Annotated[int, options.whole("Training steps.")] = 200
+    optimizer: options.Optimizer = None
+    batch_size: options.BatchSize = None
+    warmup: options.Warmup = None
+    seed: options.Seed = None
+    device: options.Device = None
+
+
+@dataclass(frozen=True)
+class TrackedOptions:
+    """What `track` measures, and when."""
+
+    every: Annotated[int | None, options.whole("Measure every so many steps.  [default: 10]")] = (
+        None
+    )
+    each_layer: Annotated[
+        bool, typer.Option("--each-layer", help="Track every layer, not only the network.")
+    ] = False
+    max_overhead: Annotated[
+        float | None,
+        options.number(
+            "Maximum fraction of the time spent measuring; 5 s are always allowed.  [default: 0.1]"
+        ),
+    ] = None
+    log: Annotated[
+        Path | None, options.path("Write every point there at once, as a line of JSON.")
+    ] = None
+    layers: options.Layers = None
+    curvature: options.OneCurvature = None
+
+
+@options.with_groups
 def compare(
     problem: options.TrainedProblem,
+    *,
     schemes: Annotated[
         list[str] | None,
         options.names(
-            "default (the weights as they come), a scheme such as he or lsuv, or hessinit; NAME+warmup adds "
-            "a warmup.  [default: default,he,glorot,orthogonal,lsuv,hessinit]"
+            "default (the weights as they come), a scheme such as he or lsuv, or hessinit; "
+            "NAME+warmup adds a warmup.  [default: default,he,glorot,orthogonal,lsuv,hessinit]"
         ),
     ] = None,
     learning_rates: Annotated[
         list[str] | None, options.numbers("The learning rates.  [default: 0.003,0.01,0.03,0.1,0.3]")
     ] = None,
-    seeds: options.Seeds = None,
-    steps: options.Steps = None,
-    batch_size: options.BatchSize = None,
-    optimizer: options.Optimizer = None,
-    warmup: options.Warmup = None,
-    no_curvature: options.WithoutCurvature = False,
-    folder: options.Folder = None,
-    workers: options.Workers = None,
-    dask: options.Dask = None,
-    device: options.Device = None,
-    as_json: options.AsJson = False,
-    html: options.AsHtml = None,
-    save: options.Save = None,
-    picture: options.Picture = None,
+    grid: GridOptions,
+    worker: WorkerOptions,
+    result: options.ResultOptions,
 ) -> None:
     """Train briefly from several initializations; see which is best.
 
@@ -82,11 +127,14 @@ def compare(
 
     Exit status: 0 done, 1 nothing learned, 2 wrong usage, 130 interrupted.
     """
-    _run_grid("compare", **locals())  # every option under its own name
+    chosen = options.given(schemes=schemes, learning_rates=learning_rates)
+    _run_grid("compare", problem, grid, worker, result, chosen)
 
 
+@options.with_groups
 def sweep(
     problem: options.TrainedProblem,
+    *,
     stds: Annotated[
         list[str] | None,
         options.numbers(
@@ -100,20 +148,9 @@ def sweep(
         list[str] | None,
         options.names("Draw only these weights: names or patterns, as fc1,'conv*'."),
     ] = None,
-    seeds: options.Seeds = None,
-    steps: options.Steps = None,
-    batch_size: options.BatchSize = None,
-    optimizer: options.Optimizer = None,
-    warmup: options.Warmup = None,
-    no_curvature: options.WithoutCurvature = False,
-    folder: options.Folder = None,
-    workers: options.Workers = None,
-    dask: options.Dask = None,
-    device: options.Device = None,
-    as_json: options.AsJson = False,
-    html: options.AsHtml = None,
-    save: options.Save = None,
-    picture: options.Picture = None,
+    grid: GridOptions,
+    worker: WorkerOptions,
+    result: options.ResultOptions,
 ) -> None:
     """Draw weights of several sizes; see ‖H‖ and the loss of each.
 
@@ -128,52 +165,67 @@ def sweep(
 
     Exit status: 0 done, 1 nothing learned, 2 wrong usage, 130 interrupted.
     """
-    _run_grid("sweep", **locals())
+    chosen = options.given(stds=stds, learning_rate=learning_rate, layers=layers)
+    _run_grid("sweep", problem, grid, worker, result, chosen)
 
 
 def _run_grid(
     verb: str,
-    problem: str,
-    as_json: bool,
-    html: Path | None,
-    save: Path | None,
-    picture: Path | None,
-    **chosen: Any,
+    source: str,
+    grid: GridOptions,
+    worker: WorkerOptions,
+    result: options.ResultOptions,
+    chosen: dict[str, Any],
 ) -> None:
-    place = find_problem(problem)
-    output = Output(as_json, html, save, picture, reads=place.file)
-    chosen = options.given(**chosen)
-    if chosen.pop("no_curvature", False):
-        chosen["measure_curvature"] = False
+    location = find_problem(source)
+    output = Output(result.as_json, result.html, result.save, result.picture, reads=location.file)
     with (
         failures_explained(
-            f"comparing initializations of {problem}", "stopped before the first run."
+            f"comparing initializations of {source}", "stopped before the first run."
         ),
-        _cluster(chosen.pop("dask", None), chosen.get("workers")) as chosen["executor"],
+        _cluster(worker) as executor,
     ):
-        with progress(f"Loading {problem} …"):
-            build = Builder(place)
-            loaded = build.load(chosen.get("device"))
-            if (optimizer := chosen.pop("optimizer", None)) is not None:
-                loaded = loaded.with_optimizer(optimizer)
-        keywords = shared_keywords(loaded, ["optimizer", "forward"], problem)
+        with progress(f"Loading {source} …"):
+            build = Builder(location)
+            loaded = build.load(grid.device)
+            if grid.optimizer is not None:
+                loaded = loaded.with_optimizer(grid.optimizer)
+        keywords = shared_keywords(loaded, ["optimizer", *PROBLEM_OPTIONS], source)
+        chosen |= options.given(
+            seeds=grid.seeds,
+            steps=grid.steps,
+            batch_size=grid.batch_size,
+            optimizer=keywords.pop("optimizer", None),
+            folder=grid.folder,
+        )
+        settings = hessinit.RunSettings(
+            warmup=grid.warmup,
+            measure_curvature=not grid.no_curvature,
+            workers=worker.workers,
+            executor=executor,
+            device=grid.device,
+        )
         with stdout_for_results():
-            comparison = getattr(hessinit, verb)(
-                build, loaded.loss, loaded.batch, **keywords, **chosen
-            )
+            problem = hessinit.Problem(loaded.model, loaded.loss, None, **keywords)
+            run = getattr(hessinit, verb)
+            comparison = run(build, problem, loaded.batch, settings=settings, **chosen)
     output.write(comparison)
     if not any_learns(comparison):
         stop("Nothing learned: the result says more.", NOT_MET)
 
 
 @contextmanager
-def _cluster(address: str | None, workers: int | None) -> Iterator[Any]:
-    """The executor of the Dask cluster at that address; None without one."""
+def _cluster(worker: WorkerOptions) -> Iterator[Any]:
+    """Yield the executor of the Dask cluster, or None without one."""
+    address = worker.dask
     if address is None:
         yield None
         return
-    if workers is not None:
-        stop(f"--workers {workers} and --dask {address} are both given; leave out one of them.")
+    if worker.workers is not None:
+        stop(
+            f"--workers {worker.workers} and --dask {address} are both given; leave out one of "
+            "them."
+        )
     if not re.fullmatch(r"(tcp|tls|ucx|wss?)://.+:\d+", address):
         stop(
             f"--dask {address} must be an address with its protocol and port, such as {SCHEDULER}."
@@ -183,62 +235,40 @@ def _cluster(address: str | None, workers: int | None) -> Iterator[Any]:
     except ImportError:
         stop('--dask needs Dask, which is not installed. Run pip install "hessinit[dask]".')
 
-    async def greet() -> (
-        None
-    ):  # before the client is made, which hangs where something else answers
+    async def greet() -> None:
+        # Before the client is made, which hangs where something else answers.
         async with rpc(address, connection_args=Security().get_connection_args("client")) as remote:
-            if (kind := (await remote.identity())["type"]) != "Scheduler":
+            kind = (await remote.identity())["type"]
+            if kind != "Scheduler":
                 raise ValueError(f"there is a {kind}")
 
     for name in ("distributed", "distributed.client", "tornado.application"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what goes wrong is told as an error
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # errors say what goes wrong
     try:
         asyncio.run(asyncio.wait_for(greet(), CONNECTING))
         client = Client(address, timeout=CONNECTING, set_as_default=False)
     except Exception as failure:
         stop(
-            f"--dask {address}: no Dask scheduler answers there within {CONNECTING} s ({failure!r}). Start "
-            "one with `dask scheduler`, and give the address it prints."
+            f"--dask {address}: no Dask scheduler answers there within {CONNECTING} s "
+            f"({failure!r}). Start one with `dask scheduler`, and give the address it prints."
         )
     with client:
         yield client.get_executor()
 
 
+@options.with_groups
 def track(
     problem: options.TrainedProblem,
     lr: Annotated[float, options.rate("The learning rate.", show_default=False)],
-    steps: Annotated[int, options.whole("Training steps.")] = 200,
-    every: Annotated[
-        int | None, options.whole("Measure every so many steps.  [default: 10]")
-    ] = None,
-    optimizer: options.Optimizer = None,
-    batch_size: options.BatchSize = None,
-    warmup: options.Warmup = None,
+    *,
     initialize: Annotated[
         bool,
         typer.Option("--initialize", help="First give it weights whose curvature fits the rate."),
     ] = False,
     overwrite: options.Overwrite = False,
-    each_layer: Annotated[
-        bool, typer.Option("--each-layer", help="Track every layer, not only the network.")
-    ] = False,
-    max_overhead: Annotated[
-        float | None,
-        options.number(
-            "Maximum fraction of the time spent measuring; 5 s are always allowed.  [default: 0.1]"
-        ),
-    ] = None,
-    log: Annotated[
-        Path | None, options.path("Write every point there at once, as a line of JSON.")
-    ] = None,
-    layers: options.Layers = None,
-    curvature: options.OneCurvature = None,
-    seed: options.Seed = None,
-    device: options.Device = None,
-    as_json: options.AsJson = False,
-    html: options.AsHtml = None,
-    save: options.Save = None,
-    picture: options.Picture = None,
+    training: TrainingOptions,
+    tracked: TrackedOptions,
+    result: options.ResultOptions,
 ) -> None:
     """Train for a while, and track ‖H‖ and the stability limit.
 
@@ -256,23 +286,13 @@ def track(
 
     Exit status: 0 done, 2 wrong usage, 130 interrupted.
     """
-    place = find_problem(problem)
-    output = Output(as_json, html, save, picture, log=log, reads=place.file)
+    location = find_problem(problem)
+    log = tracked.log
+    output = Output(
+        result.as_json, result.html, result.save, result.picture, log=log, reads=location.file
+    )
     if log is not None and log.exists():
         stop(f"--log {log} exists and was left as it is; give another name, or remove it first.")
-    chosen = options.given(
-        lr=lr,
-        steps=steps,
-        every=every,
-        batch_size=batch_size,
-        warmup=warmup,
-        each_layer=each_layer,
-        max_overhead=max_overhead,
-        layers=layers,
-        curvature=curvature,
-        seed=seed,
-        name=problem,
-    )
     initialization = None
     interrupted = False
     with tempfile.TemporaryDirectory() as folder:
@@ -280,11 +300,10 @@ def track(
         try:
             with failures_explained(f"tracking {problem}"):
                 with progress(f"Loading {problem} …"):
-                    loaded = load_problem(place, seed=seed, device=device, optimizer=optimizer)
-                    chosen = {**shared_keywords(loaded, SHARED, problem), **chosen}
+                    run = _load_training(problem, training, tracked)
                     if initialize:
-                        initialization, loaded = _fit(loaded, chosen, overwrite)
-                tracking = _train(loaded, path, chosen)
+                        initialization = _fit(run, lr, overwrite)
+                tracking = _train(run, problem, lr, training, tracked, path)
         except KeyboardInterrupt:
             interrupted = True
             if not path.exists():
@@ -297,51 +316,84 @@ def track(
     if log is not None:
         typer.echo(f"Wrote {log}.", err=True)
     if interrupted:
-        done = max(
-            [0, *(point.step for point in tracking.points), *(step for step, _ in tracking.losses)]
-        )
-        stop(f"Interrupted: stopped after {done} of {steps} steps.", INTERRUPTED)
+        steps = [point.step for point in tracking.points] + [step for step, _ in tracking.losses]
+        done = max(steps, default=0)
+        stop(f"Interrupted: stopped after {done} of {training.steps} steps.", INTERRUPTED)
 
 
-def _fit(
-    loaded: LoadedProblem, chosen: dict[str, Any], overwrite: bool
-) -> tuple[hessinit.Initialization, LoadedProblem]:
-    """Write the weights, and return the data as read: an iterator gives them only once."""
+class _Training(NamedTuple):
+    """A training that is tracked, as the problem's file and the options say."""
+
+    problem: hessinit.Problem
+    data: Any
+    optimizer: Any
+    curvature: str
+
+
+def _load_training(source: str, training: TrainingOptions, tracked: TrackedOptions) -> _Training:
     from hessinit.training.data import read_data
 
-    data = read_data(loaded.batch, chosen.get("batch_size", 64), chosen["steps"])
-    # On the examples whose curvature is tracked, so that the table begins with the ‖H‖ that was
-    # met.
-    tracked = [
-        (part.inputs, part.targets) for part in data.tracked_batches(TRACKED, chosen.get("seed", 0))
-    ]
-    shared = ("lr", "optimizer", "layers", "curvature", "forward", "reduction", "check", "seed")
-    given = {name: chosen[name] for name in shared if name in chosen} | {"overwrite": overwrite}
-    batch = tracked[0] if len(tracked) == 1 else tracked
-    return hessinit.initialize_(loaded.model, loaded.loss, batch, **given), loaded._replace(
-        batch=data
+    location = find_problem(source)
+    seed = training.seed
+    loaded = load_problem(location, seed=seed, device=training.device, optimizer=training.optimizer)
+    keywords = shared_keywords(loaded, ["optimizer", "curvature", *PROBLEM_OPTIONS], source)
+    keywords |= options.given(layers=tracked.layers, seed=seed, curvature=tracked.curvature)
+    return _Training(
+        optimizer=keywords.pop("optimizer", "sgd"),
+        curvature=keywords.pop("curvature", "gauss-newton"),
+        # An iterator gives its batches only once.
+        data=read_data(loaded.batch, training.batch_size or 64, training.steps),
+        problem=hessinit.Problem(loaded.model, loaded.loss, None, **keywords),
     )
 
 
-def _train(loaded: LoadedProblem, path: Path, chosen: dict[str, Any]) -> hessinit.Tracking:
-    from hessinit.training.loop import train_and_track
-    from hessinit.training.workers import progress_bar
+def _fit(run: _Training, lr: float, overwrite: bool) -> hessinit.Initialization:
+    """Write weights that fit the rate, on the examples whose curvature is tracked.
 
-    with (
-        stdout_for_results(),
-        progress_bar("Training", chosen["steps"], 0, sys.stderr.isatty()) as advance,
-    ):
+    So the table begins with the ‖H‖ that was met.
+    """
+    batches = run.data.tracked_batches(TRACKED, run.problem.seed)
+    pairs = [(batch.inputs, batch.targets) for batch in batches]
+    return hessinit.initialize_(
+        replace(run.problem, batch=pairs[0] if len(pairs) == 1 else pairs),
+        lr=lr,
+        optimizer=run.optimizer,
+        fit=hessinit.Fit(curvature=run.curvature),
+        overwrite=overwrite,
+    )
+
+
+def _train(
+    run: _Training,
+    source: str,
+    lr: float,
+    training: TrainingOptions,
+    tracked: TrackedOptions,
+    path: Path,
+) -> hessinit.Tracking:
+    from hessinit.training.loop import train_and_track
+
+    with stdout_for_results(), progress_bar("Training") as report:
+        counter = StepCounter("steps", report, training.steps)
         return train_and_track(
-            loaded.model,
-            loaded.loss,
-            loaded.batch,
-            path=path,
+            run.problem,
+            run.data,
+            lr=lr,
+            steps=training.steps,
+            optimizer=run.optimizer,
+            warmup=training.warmup or 0,
             examples=TRACKED,
-            **chosen,
-            progress=lambda step, loss: advance(f"step {step}: loss {format_number(loss)}", 1),
+            name=source,
+            on_step=lambda step, loss: counter.step(f"loss {format_number(loss)}"),
+            path=path,
+            settings=hessinit.TrackSettings(
+                curvature=run.curvature, each_layer=tracked.each_layer, warn=False
+            ),
+            **options.given(every=tracked.every, max_overhead=tracked.max_overhead),
         )
 
 
+@options.with_groups
 def reproduce(
     names: Annotated[
         list[str],
@@ -351,19 +403,20 @@ def reproduce(
             show_default=False,
         ),
     ],
+    *,
     data: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="paper: the sets the paper used, and Fashion-MNIST; digits: what is embedded, without any "
-            "download; or one of mnist, fashion-mnist, cifar-10, wikipedia.",
+            help="paper: the sets the paper used, and Fashion-MNIST; digits: what is embedded, "
+            "without any download; or one of mnist, fashion-mnist, cifar-10, wikipedia.",
         ),
     ] = "paper",
     data_dir: Annotated[
         Path | None,
         options.path(
-            "Where the published files are. Without it images are downloaded once, into your cache; a "
-            "Wikipedia text must be given.",
+            "Where the published files are. Without it images are downloaded once, into your "
+            "cache; a Wikipedia text must be given.",
             "DIR",
         ),
     ] = None,
@@ -378,9 +431,8 @@ def reproduce(
     folder: Annotated[
         Path, options.path("Keep everything here, and go on from it.", "DIR")
     ] = REPRODUCTION,
-    workers: options.Workers = None,
-    dask: options.Dask = None,
     as_json: options.AsJson = False,
+    worker: WorkerOptions,
 ) -> None:
     """Make the paper's tables and figures again, beside its own.
 
@@ -404,27 +456,28 @@ def reproduce(
         failures_explained(
             f"reproducing {' '.join(names)}", "the same command continues from what is kept."
         ),
-        _cluster(dask, workers) as executor,
+        _cluster(worker) as executor,
         stdout_for_results(),
     ):
         import_torch()
         from hessinit_paper import reproduce as verb
 
-        found = verb(
+        records = verb(
             *names,
             data=data,
             data_dir=data_dir,
             seeds=seeds,
             variant=variant,
             folder=folder,
-            workers=workers,
+            workers=worker.workers,
             executor=executor,
         )
-    Output(as_json).write(list(found) if as_json or len(found) > 1 else found[0])
+    shown = records[0] if len(records) == 1 and not as_json else list(records)
+    Output(as_json).write(shown)
     if data == "digits" and "all" in names:
         typer.echo(
             "word2vec was left out: it needs a text, --data wikipedia --data-dir DIR.", err=True
         )
     typer.echo(
-        f"Wrote {count(len(found), 'record')} and the page {folder / 'reproduce.html'}.", err=True
+        f"Wrote {count(len(records), 'record')} and the page {folder / 'reproduce.html'}.", err=True
     )

@@ -1,54 +1,32 @@
-"""The progress of a measurement, told to the user's function."""
+"""How far a measurement is: products and finished layers are counted, and reported."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hessinit.curvature.krylov import Operator
 from hessinit.problem.validate import layer_name
+from hessinit.progress import PACE, OnProgress, ProgressState
 
-QUIET_SECONDS = 2.0
-SECONDS_BETWEEN = 0.25
 NETWORK = "network"
 SPECTRUM = "spectrum"
 
 
-@dataclass(frozen=True)
-class ProgressState:
-    """How far a measurement is, and what it is at: a `layer`, "network", "spectrum", or "" at the end.
-
-    `products` counts those with curvature matrices. The first ones tell little about the seconds
-    left.
-    """
-
-    layers_done: int
-    layers: int
-    products: int
-    seconds: float
-    seconds_left: float
-    layer: str
-
-
-OnProgress = Callable[[ProgressState], object]
-
-
 def expected_products(tolerance: float, max_iterations: int = 200) -> float:
-    """Products of a Lanczos run that stops at the tolerance: about 7 at 0.1, 10 at 0.01, 14 at 0.001.
+    """Return the products of a Lanczos run that stops at the tolerance.
 
-    They are typically 5 to 9, 7 to 15 and 9 to 25.
+    About 7 at 0.1, 10 at 0.01 and 14 at 0.001; typically 5 to 9, 7 to 15 and 9 to 25.
     """
     return min(max_iterations, max(3.0, 4 - 3.2 * math.log10(tolerance)))
 
 
 class Progress:
-    """Counts products and finished layers, and tells `callback`: after two seconds, four times a second.
+    """Counts and reports products and finished layers: after two seconds, four times a second.
 
     The time left is (expected products − products made) · seconds per product so far. Every block
     still to do is expected to take as many products as the finished ones did on average, the first
@@ -57,64 +35,75 @@ class Progress:
 
     def __init__(
         self,
-        callback: OnProgress,
+        report: OnProgress,
         layers: int,
         *,
         passes: int = 1,
         network: bool = True,
         typical: float = 16.0,
     ) -> None:
-        self._callback = callback
+        self._report = report
         self._layers = layers
         self._passes = passes
         self._typical = typical
         self._blocks = passes * (layers + network)
         self._started = time.perf_counter()
-        self._told = -math.inf
-        self._first = math.inf
-        self._counts: Counter[str] = Counter()
-        self._done: list[str] = []
+        self._last_report = -math.inf
+        self._first_product = math.inf
+        self._products: Counter[str] = Counter()
+        self._finished: list[str] = []
 
     def expect(self, seconds: float) -> None:
-        """The time that the plan expects from now on, told before the first product, if it is long."""
+        """Report the time that the plan expects, before the first product, if it is long."""
         now = time.perf_counter()
-        if seconds >= QUIET_SECONDS:
-            self._tell(now, seconds, "")
+        if seconds >= PACE.quiet:
+            self._report_state(now, seconds, "")
 
     def product(self, name: str = "") -> None:
-        """One more product was made, for the leaf of that name."""
+        """Count a product with the block of that name."""
         now = time.perf_counter()
-        self._first = min(now, self._first)
-        self._counts[name] += 1
-        if now - self._started >= QUIET_SECONDS and now - self._told >= SECONDS_BETWEEN:
-            self._tell(now, self._seconds_left(now), layer_name(name))
+        self._first_product = min(now, self._first_product)
+        self._products[name] += 1
+        if now - self._started >= PACE.quiet and now - self._last_report >= PACE.between:
+            self._report_state(now, self._seconds_left(now), layer_name(name))
 
     def layer_done(self, name: str) -> None:
-        """The leaf of that name was measured: once for each pass, as for each batch."""
-        self._done.append(name)
+        """Count the layer as measured: once for each pass, as for each batch."""
+        self._finished.append(name)
 
     def finish(self) -> None:
-        """The last call, if there was one before."""
-        if math.isfinite(self._told):
-            self._done = [NETWORK] * self._blocks
-            self._tell(time.perf_counter(), 0.0, "")
+        """Report the end, if anything was reported before."""
+        if math.isfinite(self._last_report):
+            self._finished = [NETWORK] * self._blocks
+            self._report_state(time.perf_counter(), 0.0, "")
 
     def _seconds_left(self, now: float) -> float:
-        done = set(self._done)
-        counts = self._counts
-        each = sum(counts[name] for name in done) / len(self._done) if done else self._typical
-        running = [count for name, count in counts.items() if name not in done | {SPECTRUM}]
-        # What runs needs another product at least, however many it has had.
-        left = sum(max(1.0, each - count) for count in running)
-        left += each * max(0, self._blocks - len(self._done) - len(running))
-        return left * (now - self._first) / max(1, counts.total() - 1)
+        finished = set(self._finished)
+        products_per_block = self._typical
+        if finished:
+            products = sum(self._products[name] for name in finished)
+            products_per_block = products / len(self._finished)
+        running = [name for name in self._products if name not in finished | {SPECTRUM}]
+        # A running block needs another product at least, however many it has had.
+        products_left = sum(max(1.0, products_per_block - self._products[name]) for name in running)
+        waiting = max(0, self._blocks - len(self._finished) - len(running))
+        products_left += products_per_block * waiting
+        counted = max(1, self._products.total() - 1)
+        return products_left * (now - self._first_product) / counted
 
-    def _tell(self, now: float, left: float, layer: str) -> None:
-        self._told = now
-        done = min(self._layers, len(self._done) // self._passes)
-        made = self._counts.total()
-        seconds = now - self._started
-        self._callback(ProgressState(done, self._layers, made, seconds, left, layer))
+    def _report_state(self, now: float, seconds_left: float, name: str) -> None:
+        self._last_report = now
+        self._report(
+            ProgressState(
+                "layers",
+                min(self._layers, len(self._finished) // self._passes),
+                self._layers,
+                now - self._started,
+                seconds_left,
+                name,
+                self._products.total(),
+            )
+        )
 
 
 class Watched:
@@ -131,6 +120,6 @@ class Watched:
     def __matmul__(self, vectors: Tensor) -> Tensor:
         if vectors.ndim > 1:
             return torch.stack([self @ vector for vector in vectors.unbind(1)], dim=1)
-        found = self.operator @ vectors
+        product = self.operator @ vectors
         self.progress.product(self.name)
-        return found
+        return product

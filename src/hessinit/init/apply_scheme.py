@@ -25,7 +25,7 @@ from hessinit.init.weight_uses import Fans, TracedWeights, fans_of, find_weight_
 from hessinit.init.weights import Target, find_targets, snapshot
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Forward, Problem
-from hessinit.problem.ranks import on_all_ranks
+from hessinit.problem.ranks import check_each
 from hessinit.problem.validate import check_model, check_present, check_switches, unwrap
 from hessinit.results.initialization import PlannedWeight, SchemePlan
 
@@ -104,7 +104,6 @@ class Scheme:
 
 
 @uninterrupted
-@on_all_ranks(splits=["each"])
 def apply_scheme_(
     problem: Problem | nn.Module,
     scheme: str,
@@ -159,6 +158,7 @@ def apply_scheme_(
         forward = problem.forward
         sample = problem.batches[0].inputs
         layers = problem.layers
+    check_each("apply_scheme_", distributed, model)
     check_model(model, forward)
     options = Scheme(scheme, distribution, gains, dropout, residual, biases)
     check_switches(dry_run=dry_run)

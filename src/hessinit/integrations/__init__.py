@@ -1,1 +1,1 @@
-"""Curvature where people train: Hugging Face and timm-style models, Lightning, the Transformers Trainer."""
+"""Curvature where people train: Hugging Face, timm, Lightning, the Trainer of Transformers."""

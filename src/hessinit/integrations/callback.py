@@ -1,4 +1,4 @@
-"""What both callbacks share: initialize before the first step, track the curvature, resume from checkpoints.
+"""What both callbacks share: initialize before the first step, track the curvature, resume.
 
 In a distributed job the first rank works while the others wait; its failure and its weights go to
 all ranks.
@@ -11,34 +11,61 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.distributed
 from torch import nn
+from torch.optim import Optimizer
 
 import hessinit
 from hessinit.errors import ProblemError
-from hessinit.problem.problem import Forward, Loss
 from hessinit.problem.ranks import Ranks, is_one_of_several, share_weights
 from hessinit.problem.validate import check_present, find_layers, unwrap
 
 T = TypeVar("T")
+# A function that draws the weights of the problem's model and returns the result of `initialize_`.
+Initialize = Callable[[hessinit.Problem], hessinit.Initialization]
 
 KEY = "hessinit"  # of the callback's state in a checkpoint
 FILE = "curvature.jsonl"
-# Options of `track` that are read from the trainer.
-_FROM_TRAINER = {"optimizer", "lr", "resume", "at_start", "distributed"}
 
 
 def import_base(packages: tuple[str, ...], name: str, library: str) -> Any:
-    """The callback class of the first of these packages that is installed."""
+    """Return the callback class of the first of these packages that is installed."""
     for package in packages:
         with contextlib.suppress(ModuleNotFoundError):
             return getattr(importlib.import_module(package), name)
-    way = f"install it with `pip install 'hessinit[{library.lower()}]'`"
-    raise ImportError(f"this callback needs {library}; {way}.")
+    raise ImportError(
+        f"this callback needs {library}; install it with `pip install "
+        f"'hessinit[{library.lower()}]'`."
+    )
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options that both callbacks share: `initialize`, and those of `hessinit.track`."""
+
+    initialize: bool | Initialize
+    every: int
+    max_overhead: float
+    path: str | os.PathLike[str] | None
+    settings: hessinit.TrackSettings
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.settings, hessinit.TrackSettings):
+            raise ProblemError(
+                f"settings is a {type(self.settings).__name__}; it must be a "
+                "hessinit.TrackSettings, such as TrackSettings(each_layer=True)."
+            )
+        if not isinstance(self.initialize, bool) and not callable(self.initialize):
+            raise ProblemError(
+                f"initialize={self.initialize!r} must be True, False, or a function of the problem "
+                "that calls hessinit.initialize_, such as lambda problem: "
+                "hessinit.initialize_(problem, lr=0.1)."
+            )
 
 
 class TrackedRun:
@@ -49,26 +76,7 @@ class TrackedRun:
 
     _open_files: ClassVar[set[Path | None]] = set()
 
-    def __init__(
-        self,
-        initialize: bool | Mapping[str, Any] = False,
-        path: str | os.PathLike[str] | None = None,
-        **options: Any,
-    ) -> None:
-        for name in _FROM_TRAINER & set(options):
-            way = "For the initialization, pass initialize={'lr': …}"
-            raise ProblemError(
-                f"{name}={options[name]!r} is read from the trainer; leave it out. {way}."
-            )
-        if not isinstance(initialize, (bool, Mapping)):
-            raise ProblemError(
-                f"initialize={initialize!r} must be True, False, or a dict of options for "
-                "hessinit.initialize_, such as {'lr': 0.1}."
-            )
-        self._initialize = (
-            dict(initialize) if isinstance(initialize, Mapping) else {} if initialize else None
-        )
-        self._path = path
+    def __init__(self, options: RunOptions) -> None:
         self._options = options
         self._tracker: hessinit.Tracker | None = None
         self._tracking: hessinit.Tracking | None = None
@@ -81,33 +89,39 @@ class TrackedRun:
     def begin(
         self,
         model: nn.Module,
-        make_problem: Callable[[], dict[str, Any]],
+        make_problem: Callable[[], hessinit.Problem],
+        optimizer: Optimizer | None,
         *,
         folder: str | os.PathLike[str],
         log_to: Any,
         steps: int,
     ) -> None:
-        """Call before the first step of a run that has taken `steps` before; only a new run is initialized.
+        """Initialize a new run, and measure the first point of one that has taken `steps` before.
 
-        A resumed run continues the file named in its checkpoint. `make_problem` is called on the
-        first rank; it returns the arguments of `track`: model, loss, batch, forward, optimizer.
+        A resumed run is not initialized, and continues the file named in its checkpoint.
+        `make_problem` is called on the first rank.
         """
         self.close()
-        self._tracking = self.initialization = self._file = None
+        self._tracking = None
+        self._file = None
         self._first_step = steps
         self._is_compared = False
+        self.initialization = None
         model = unwrap(model)
         check_present(model)
         problem: Any = on_first_rank(make_problem, doing="reading the batch")
-        if self._initialize is not None and not steps:
-            self.initialization = on_first_rank(lambda: self._draw(**problem), doing="initializing")
+        if self._options.initialize and not steps:
+            self.initialization = on_first_rank(
+                lambda: self._draw(problem, optimizer), doing="initializing"
+            )
             share_weights(model)
         self._tracker = on_first_rank(
-            lambda: self._track(problem, Path(folder), log_to, steps), doing="the first measurement"
+            lambda: self._track(problem, optimizer, Path(folder), log_to, steps),
+            doing="the first measurement",
         )
 
     def step(self, steps: int, loss: Any = None) -> None:
-        """Call after the optimizer has taken `steps` in all."""
+        """Record that the optimizer has taken `steps` in all."""
         if self._tracker is not None and steps > self._tracker.steps:
             self._tracker.steps = steps - 1  # several optimizers may have stepped since
             self._tracker.step(loss)
@@ -124,19 +138,20 @@ class TrackedRun:
         if self._tracker is not None:
             self._tracker.add_note(note)
 
-    def compare(self, trained: float, step: int, times: float) -> None:
-        """Note once if the mean `trained` loss of the steps up to `step` is so many `times` the measured one.
+    def compare(self, trained: float, step: int, factor: float) -> None:
+        """Note once if the mean training loss up to `step` and the measured one differ by `factor`.
 
-        A smaller one counts only where the last point is beyond two thirds of these steps: losses
-        fall.
+        A smaller training loss counts only where the last point is beyond two thirds of these
+        steps: losses fall.
         """
         points = () if self.tracking is None else self.tracking.points
         measured = [point.loss for point in points if point.step >= self._first_step]
         if self._is_compared or not measured or not all(map(math.isfinite, (trained, *measured))):
             return
         nearest = min(max(trained, min(measured)), max(measured))
-        low, high = sorted((trained, nearest))
-        differs = high - low > (times - 1) * abs(low) + 1e-6
+        low = min(trained, nearest)
+        high = max(trained, nearest)
+        differs = high - low > (factor - 1) * abs(low) + 1e-6
         is_near = 3 * (points[-1].step + 1 - self._first_step) >= 2 * (step - self._first_step)
         self._is_compared = not differs or is_near or trained > nearest
         if differs and self._is_compared:
@@ -153,51 +168,65 @@ class TrackedRun:
 
     @property
     def key(self) -> str:
-        """Identifies this callback in a checkpoint: another file, curvature or layers is another record."""
-        asked = None if self._path is None else os.fspath(self._path)
-        return f"{asked} {self._options.get('curvature', 'gauss-newton')} {self._options.get('layers')}"
+        """The name of this record in a checkpoint; another file or curvature is another record."""
+        path = None if self._options.path is None else os.fspath(self._options.path)
+        return f"{path} {self._options.settings.curvature}"
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """For a checkpoint: the file, and its first norm, by which it is recognized; None on other ranks."""
+        """What a checkpoint stores: the file and its first norm; None on other ranks."""
         tracking = self.tracking
         if tracking is None or not tracking.points:
             return None
         return {"file": str(self._file), "first_norm": tracking.points[0].norm}
 
     def load_state(self, state: Any) -> None:
-        """What the checkpoint holds that training resumes from, if anything."""
+        """Take what the checkpoint holds that training resumes from, if anything."""
         self._state = state if isinstance(state, Mapping) else {}
 
     def _draw(
-        self, model: nn.Module, loss: Loss, batch: Any, forward: Forward | None, optimizer: Any
+        self, problem: hessinit.Problem, optimizer: Optimizer | None
     ) -> hessinit.Initialization:
-        options = initialization_options(optimizer, unwrap(model), self._initialize or {})
+        if callable(self._options.initialize):
+            return self._options.initialize(problem)
+        step = read_step(optimizer, unwrap(problem.model))
+        fit = hessinit.Fit() if step.momentum is None else hessinit.Fit(momentum=step.momentum)
         return hessinit.initialize_(
-            model, loss, batch, **{"forward": forward, **options, "distributed": "each"}
+            problem, lr=step.lr, optimizer=step.optimizer, fit=fit, distributed="each"
         )
 
     def _track(
-        self, problem: dict[str, Any], folder: Path, log_to: Any, steps: int
+        self,
+        problem: hessinit.Problem,
+        optimizer: Optimizer | None,
+        folder: Path,
+        log_to: Any,
+        steps: int,
     ) -> hessinit.Tracker:
-        file = self._find_file(folder) if steps else None
-        path = file or (folder / FILE if self._path is None else Path(self._path))
+        earlier = self._find_file(folder) if steps else None
+        path = earlier or (
+            folder / FILE if self._options.path is None else Path(self._options.path)
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.absolute()  # training may change the working directory
         if self._file in self._open_files:
             raise ProblemError(f"another callback writes to {path}; pass path=, a file for each.")
-        options = {
-            "resume": file is not None,
-            "at_start": False,
-            "distributed": "each",
-            **self._options,
-        }
-        tracker = hessinit.track(**problem, path=path, log_to=log_to, **options)
+        tracker = hessinit.track(
+            problem,
+            optimizer=optimizer,
+            every=self._options.every,
+            max_overhead=self._options.max_overhead,
+            path=path,
+            resume=earlier is not None,
+            log_to=log_to,
+            settings=replace(self._options.settings, at_start=False),
+            distributed="each",
+        )
         self._open_files.add(self._file)
         try:
             tracker.steps = steps
             tracker.initialization = self.initialization or tracker.initialization
-            if steps and file is None:
+            if steps and earlier is None:
                 tracker.add_note(
                     f"Training resumed at step {steps}; the earlier record was not found."
                 )
@@ -216,13 +245,13 @@ class TrackedRun:
         return tracker
 
     def _find_file(self, folder: Path) -> Path | None:
-        """The file that the checkpoint names, where it was or in the folder of this run."""
+        """Return the file that the checkpoint names, where it was or in the folder of this run."""
         named = Path(str(self._state.get("file", "")))
-        for place in (named, folder / named.name):
+        for path in (named, folder / named.name):
             with contextlib.suppress(OSError, ValueError):  # gone, or not a tracker's
-                points = hessinit.Tracking.load(place).points
+                points = hessinit.Tracking.load(path).points
                 if points and points[0].norm == self._state.get("first_norm"):
-                    return place
+                    return path
         return None
 
 
@@ -242,49 +271,53 @@ class RunResults:
         return self._run.initialization
 
 
-def initialization_options(
-    optimizer: torch.optim.Optimizer | None, model: nn.Module, given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The options of `initialize_`: what the user gave and, for the rest, what the optimizer says.
+class Step(NamedTuple):
+    """What the user's optimizer does with a gradient, in the words of `initialize_`."""
+
+    optimizer: str
+    lr: float
+    momentum: float | None = None
+
+
+def read_step(optimizer: Optimizer | None, model: nn.Module) -> Step:
+    """Return what the optimizer says to `initialize_`: name, learning rate, momentum.
 
     >>> model = nn.Linear(4, 3)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8)
-    >>> initialization_options(optimizer, model, {"seed": 3})
-    {'optimizer': 'momentum', 'momentum': 0.8, 'lr': 0.1, 'seed': 3}
+    >>> read_step(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8), model)
+    Step(optimizer='momentum', lr=0.1, momentum=0.8)
     """
     from hessinit.training.optimizer_rules import read_optimizer
 
     try:
         if optimizer is None:
             raise ProblemError("there is not one optimizer to read the learning rate from.")
-        found = read_optimizer(optimizer, model, find_layers(model, given.get("layers")))
+        settings = read_optimizer(optimizer, model, find_layers(model))
         # OneCycleLR begins below the rate that it works towards, which it keeps as "max_lr".
-        rates = [float(group["max_lr"]) for group in optimizer.param_groups if "max_lr" in group]
-        lr = max(rates, default=found.lr)
-        rule = found.rule
+        peaks = [float(group["max_lr"]) for group in optimizer.param_groups if "max_lr" in group]
+        lr = max(peaks, default=settings.lr)
+        rule = settings.rule
         if not lr or rule is None:
             raise ProblemError("the optimizer's learning rate is 0.")
     except ProblemError as refusal:
-        if "lr" in given or "target" in given:
-            return dict(given)
-        way_out = "pass the step yourself: initialize={'lr': 0.1, 'optimizer': 'sgd'}"
-        raise ProblemError(f"{refusal} Or {way_out}.") from refusal
-    read: dict[str, Any] = {} if "target" in given else {"lr": lr}
+        raise ProblemError(
+            f"{refusal} Or pass the step yourself: initialize=lambda problem: "
+            "hessinit.initialize_(problem, lr=0.1)."
+        ) from refusal
     if hasattr(rule, "decoupled"):
-        return {"optimizer": "adamw" if rule.decoupled else "adam", **read, **given}
+        return Step("adamw" if rule.decoupled else "adam", lr)
     if not rule.momentum:
-        return {"optimizer": "sgd", **read, **given}
-    kind = "nesterov" if rule.nesterov else "momentum"
-    return {"optimizer": kind, "momentum": rule.momentum, **read, **given}
+        return Step("sgd", lr)
+    name = "nesterov" if rule.nesterov else "momentum"
+    return Step(name, lr, rule.momentum)
 
 
 def is_first_rank() -> bool:
-    """Whether this process does the work: the only one, or the first of the job."""
+    """Return whether this process does the work: the only one, or the first of the job."""
     return not is_one_of_several() or torch.distributed.get_rank() == 0
 
 
 def on_first_rank(work: Callable[[], T], *, doing: str) -> T | None:
-    """Do the `work` on the first rank while the others wait; its exception is raised on every rank."""
+    """Do the `work` on the first rank while the others wait; raise its exception on every rank."""
     if not is_one_of_several():
         return work()
     ranks = Ranks(doing)

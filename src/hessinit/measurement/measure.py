@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
@@ -26,8 +26,9 @@ from hessinit.measurement.soundness import judge_signals
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import Ranks, on_all_ranks
+from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
 from hessinit.problem.validate import check_switches, check_tolerance, check_whole
+from hessinit.progress import OnProgress
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 
 LONG_EVALUATION = 0.5  # seconds: then `progress` is first told the time that the plan expects
@@ -48,7 +49,7 @@ def measure(
     network: bool = True,
     strict: bool = False,
     distributed: str | None = None,
-    progress: progress_of.OnProgress | None = None,
+    progress: OnProgress | None = None,
 ) -> CurvatureReport:
     """Measure the curvature of every layer and of the network.
 
@@ -72,7 +73,7 @@ def measure(
     report of one process. "each" measures in this process alone; one of several that says nothing
     is refused.
 
-    `progress` is called with a `ProgressState` (layers done, products, seconds, seconds left) a few
+    `progress` is called with a `ProgressState` (layers done, products, seconds left) a few
     times a second, if it takes longer than two, at first with the time that is planned; what it
     raises ends the measurement.
 
@@ -88,7 +89,7 @@ def measure(
     """
     started = time.perf_counter()
     given = as_problem(problem, loss, batch)
-    ranks: Ranks | None = cast(Any, distributed)  # by the decorator
+    ranks = calling_ranks()
     wanted = Details.read(details)
     check_choices(curvature, estimator)
     check_switches(network=network, strict=strict)
@@ -130,7 +131,7 @@ def measure(
 
 
 def _observe(
-    progress: progress_of.OnProgress,
+    progress: OnProgress,
     problem: FunctionalProblem,
     curvature: str,
     settings: LanczosSettings,

@@ -1,8 +1,8 @@
-"""The ranks of a distributed job that call a verb together: agreement, messages, and who is
-missing.
+"""The ranks of a distributed job that call a verb together: their messages, and who is missing.
 
-They form a star around rank 0: whoever waits knows for whom, and a closed connection names who is
-gone.
+Every message goes between rank 0 and one other rank (`send_object_list`), and not through
+`all_gather_object` or `broadcast_object_list`: in the ring or tree of a collective, a lost rank
+leaves the others waiting until the timeout, and none of them learns which rank it was.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import itertools
-import pickle
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import fields, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,234 +29,217 @@ from hessinit.problem.validate import check_model, check_present, unwrap
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_BEGINNING = 2**13  # bytes
-# A group for messages beside one that knows no CPU, as NCCL's.
-_BESIDE: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_PLAIN = (str, int, float, type(None), torch.dtype, list, tuple)
-_GONE = "ended, or its connection was lost. Its own output says why; start the job again"
-_SLOW = "did not answer in time. Make the same calls on every rank, or raise init_process_group's timeout"
-_PRINTS = dict.fromkeys(("batch", "data", "log_to"))  # what these print says little
-_RULES = {
+# A world that knows no CPU, as NCCL's, has a gloo group for messages beside it.
+_gloo_groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_calling: ContextVar[Ranks | None] = ContextVar("calling_ranks", default=None)
+
+# Options of these types are compared between the ranks by their repr; data and loggers are not.
+_COMPARED_TYPES = (str, int, float, type(None), torch.dtype, list, tuple)
+_NOT_COMPARED = {"batch", "data", "log_to"}
+_ENDED = "ended, or its connection was lost. Its own output says why; start the job again"
+_TIMED_OUT = (
+    "did not answer in time. Make the same calls on every rank, or raise init_process_group's "
+    "timeout"
+)
+_SAME_ON_ALL_RANKS = {
     "option": "all ranks must pass the same options; pass one value everywhere",
-    "model": "all ranks must pass the same model, in the same mode; build it in the same way everywhere",
-    "values": "all ranks must hold the same values; broadcast them first, as DistributedDataParallel does",
-    "batch": 'with distributed="layers" all ranks must pass the same batch; for shares choose "batch"',
+    "model": "all ranks must pass the same model, in the same mode; build it in the same way "
+    "everywhere",
+    "values": "all ranks must hold the same values; broadcast them first, as "
+    "DistributedDataParallel does",
+    "batch": 'with distributed="layers" all ranks must pass the same batch; for shares choose '
+    '"batch"',
 }
-_ALIKE = "and the replicas of DistributedDataParallel must stay alike"
-_TOGETHER = 'pass distributed="batch" on every rank (its share of the examples), or "layers" (all one batch)'
-# By whether the model is in DistributedDataParallel, and whether ranks can call the verb together.
-_ALONE = {
-    (
-        False,
-        True,
-    ): f'which is one of several; {_TOGETHER}, or "each" where every process works for itself',
-    (
-        False,
-        False,
-    ): 'which is one of several; pass distributed="each" where every process works for itself',
-    (True, True): f"{_ALIKE}; {_TOGETHER}",
-    (True, False): f'{_ALIKE}; call it before the model is wrapped, with distributed="each"',
-}
+_TOGETHER = (
+    'pass distributed="batch" on every rank (its share of the examples), or "layers" (all one '
+    "batch)"
+)
 
 
 class Failure(str):
-    """Sent in place of a value: why there is none."""
+    """Sent in place of a value: the reason why there is none."""
+
+
+class _Question(NamedTuple):
+    """What rank 0 asks the others while it leads them."""
+
+    arguments: tuple[Any, ...]
 
 
 class Ranks:
-    """The processes of a job.
+    """The processes of a job that make one call together.
 
-    What one of them raises becomes a `RankError` on the others that names it.
+    What one of them raises becomes a `RankError` on the others that names its rank.
     """
 
-    def __init__(self, doing: str, split: Any = "batch") -> None:
+    def __init__(self, call: str, split: str = "batch") -> None:
         if not (dist.is_available() and dist.is_initialized()):
-            why = f'distributed="{split}" needs a process group, and none is initialized'
-            way = "start the program by torchrun and call torch.distributed.init_process_group() first"
-            raise ProblemError(f"{why}; {way}, or leave distributed= out.")
-        self.doing = doing
+            raise ProblemError(
+                f'distributed="{split}" needs a process group, and none is initialized; start the '
+                "program by torchrun and call torch.distributed.init_process_group() first, or "
+                "leave distributed= out."
+            )
+        self.call = call
         self.split = split
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._others = range(1, self.size)
         self._lost = dict[int, str]()
-        self._leads = self._over = (
-            False  # the others wait for questions; nobody waits for this rank
-        )
+        self._leads = False  # the other ranks wait for questions
+        self._is_over = False  # no other rank waits for this one
         world: Any = dist.group.WORLD
-        if "cpu:gloo" not in dist.get_backend_config() and world not in _BESIDE:
-            _BESIDE[world] = dist.new_group(backend="gloo")
-        self._group = _BESIDE.get(world, world)
+        if "cpu:gloo" not in dist.get_backend_config() and world not in _gloo_groups:
+            _gloo_groups[world] = dist.new_group(backend="gloo")
+        self._group = _gloo_groups.get(world, world)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Whatever one rank raises inside ends the block on all of them."""
-        self._over = False
+        """End the block on every rank as soon as one of them raises inside."""
+        self._is_over = False
         try:
             yield
         except BaseException as failure:
             with contextlib.suppress(RankError):
                 if self._leads:
-                    self._settle([self._describe(failure)])
-                elif not self._over:
+                    self._publish([self._describe(failure)])
+                elif not self._is_over:
                     self.exchange(self._describe(failure))
             raise
 
     def exchange(self, value: Any, last: bool = False) -> list[Any]:
-        """What every rank gave, on every rank; `last` says that nothing follows."""
+        """Return the values that all ranks passed, on every rank; `last`: nothing follows."""
         if self.rank:
             self._send(0, value)
-        return self._settle([] if self.rank else [value, *map(self._receive, self._others)], last)
+            return self._answer_until_published(last=last)
+        return self._publish([value, *map(self._receive, self._others)], last)
 
     def first(self, work: Callable[[], T], last: bool = False) -> T:
-        """What the work gives on rank 0, on every rank; the others wait."""
+        """Do the work on rank 0 while the others wait; return its result on every rank."""
         return self.exchange(None if self.rank else work(), last)[0]
 
     def lead(self, work: Callable[[], T], answer: Callable[..., Any]) -> T:
-        """What the work gives on rank 0, on every rank.
+        """Do the work on rank 0, whose questions the others answer; return its result on all."""
+        if self.rank:
+            return self._answer_until_published(answer)[0]
+        self._leads = True
+        return self._publish([work()])[0]
 
-        The others answer the questions that it asks.
-        """
-        self._leads = not self.rank
-        return self._settle([] if self.rank else [work()], answer=answer)[0]
-
-    def ask(self, *question: Any) -> Callable[[], list[Any]]:
-        """Ask the other ranks; returns a function that waits for their answers."""
+    def ask(self, *arguments: Any) -> Callable[[], list[Any]]:
+        """Ask the other ranks; return a function that waits for their answers."""
         for rank in self._others:
-            self._send(rank, question)
-        return lambda: _checked([self._receive(rank) for rank in self._others])
+            self._send(rank, _Question(arguments))
+        return lambda: _refuse_failures([self._receive(rank) for rank in self._others])
 
     def divide(
         self, sizes: Mapping[str, int], work: Callable[[list[str]], dict[str, T]]
     ) -> dict[str, T]:
-        """Do the work by names, each on one rank: the largest first, on the rank with the least to
-        do.
-        """
+        """Share the work out by names: the largest first, to the rank that has the least to do."""
         loads = [0.0] * self.size
-        mine = []
         largest = max(sizes.values())
+        names = list[str]()
         for name in sorted(sizes, key=lambda name: -sizes[name]):
             owner = loads.index(min(loads))
-            loads[owner] += (
-                1 + sizes[name] / largest
-            )  # a product costs something, however small the block
-            mine += [name] if owner == self.rank else []
-        return {name: one for part in self.exchange(work(mine)) for name, one in part.items()}
+            # A product costs something, however small the block is.
+            loads[owner] += 1 + sizes[name] / largest
+            if owner == self.rank:
+                names.append(name)
+        results = dict[str, T]()
+        for share in self.exchange(work(names)):
+            results.update(share)
+        return results
 
-    def _settle(self, found: Any, last: bool = False, answer: Callable[..., Any] = tuple) -> Any:
-        """Rank 0 tells the others what was found; these answer its questions until then."""
+    def _publish(self, values: list[Any], last: bool = False) -> list[Any]:
+        """Send every other rank the values; only rank 0 does."""
         self._leads = False
-        failure = None
-        for rank in () if self.rank else self._others:
-            self._send(rank, found)  # who is gone will be missed in the next exchange
-        while self.rank and isinstance(found := self._receive(0), tuple):
+        for rank in self._others:
+            self._send(rank, values)  # a lost rank is missed in the next exchange
+        return self._end(values, last)
+
+    def _answer_until_published(
+        self, answer: Callable[..., Any] = tuple, last: bool = False
+    ) -> list[Any]:
+        """Answer the questions of rank 0 until it publishes values; return these."""
+        failure: BaseException | None = None
+        message = self._receive(0)
+        while isinstance(message, _Question):
             try:
-                reply = answer(*found)
-            except BaseException as caught:  # rank 0 hears of it, and ends all of them
-                failure = caught
-                reply = self._describe(caught)
+                reply = answer(*message.arguments)
+            except BaseException as raised:  # rank 0 learns of it, and ends the call on all ranks
+                failure = raised
+                reply = self._describe(raised)
             self._send(0, reply)
-        found = [found] if isinstance(found, Failure) else found
-        self._over = last or any(isinstance(one, Failure) for one in found)
+            message = self._receive(0)
         if failure is not None:
+            self._is_over = True
             raise failure
-        return _checked(found)
+        return self._end([message] if isinstance(message, Failure) else message, last)
+
+    def _end(self, values: list[Any], last: bool) -> list[Any]:
+        self._is_over = last or any(isinstance(value, Failure) for value in values)
+        return _refuse_failures(values)
 
     def _describe(self, failure: BaseException) -> Failure:
-        text = f"failed on rank {self.rank}, so that every rank stops: {type(failure).__name__}: {failure}"
-        return Failure(str(failure) if isinstance(failure, RankError) else f"{self.doing} {text}")
+        if isinstance(failure, RankError):
+            return Failure(failure)
+        return Failure(
+            f"{self.call} failed on rank {self.rank}, so that every rank stops: "
+            f"{type(failure).__name__}: {failure}"
+        )
 
-    def _send(self, to: int, value: Any) -> None:
-        data = pickle.dumps(value)
-        # The length and the beginning go together: a message costs more than its bytes.
-        beginning = len(data).to_bytes(8, "little") + data[:_BEGINNING].ljust(_BEGINNING, b"\0")
-        for part in filter(None, (beginning, data[_BEGINNING:])):
-            self._reach(to, dist.send, torch.frombuffer(bytearray(part), dtype=torch.uint8))
+    def _send(self, rank: int, value: Any) -> None:
+        self._reach(rank, dist.send_object_list, [value])
 
-    def _receive(self, source: int) -> Any:
-        data = b""
-        left = 8 + _BEGINNING
-        while left > 0:
-            found = torch.empty(left, dtype=torch.uint8)
-            self._reach(source, dist.recv, found)
-            if source in self._lost:
-                return Failure(
-                    f"{self.doing} stopped on every rank: rank {source} {self._lost[source]}."
-                )
-            data += found.numpy().tobytes()
-            left = 8 + int.from_bytes(data[:8], "little") - len(data)
-        return pickle.loads(data[8:])
+    def _receive(self, rank: int) -> Any:
+        values = [None]
+        self._reach(rank, dist.recv_object_list, values)
+        if rank in self._lost:
+            return Failure(f"{self.call} stopped on every rank: rank {rank} {self._lost[rank]}.")
+        return values[0]
 
-    def _reach(self, rank: int, transfer: Callable[..., Any], tensor: Tensor) -> None:
+    def _reach(self, rank: int, transfer: Callable[..., Any], values: list[Any]) -> None:
+        if rank in self._lost:
+            return
         try:
-            if rank not in self._lost:
-                transfer(tensor, rank, group=self._group)
+            transfer(values, rank, group=self._group)
         except RuntimeError as failure:
-            self._lost[rank] = _SLOW if "timed out" in str(failure).lower() else _GONE
+            self._lost[rank] = _TIMED_OUT if "timed out" in str(failure).lower() else _ENDED
 
-    def agree(self, given: Mapping[str, Any], *, same_weights: bool) -> list[Batch]:
-        """Refuse, on every rank, options or models that differ between the ranks; returns the
-        batches.
-        """
-        check_model(given["model"], given.get("forward"))
-        model = unwrap(given["model"])
+    def agree(self, options: Mapping[str, Any], *, same_weights: bool) -> list[Batch]:
+        """Return the batches; refuse options, models or batches that differ where they must not."""
+        check_model(options["model"], options.get("forward"))
+        model = unwrap(options["model"])
         check_present(model)
-        if any(isinstance(one, nn.SyncBatchNorm) and one.training for one in model.modules()):
-            way = 'call model.eval(), or pass it before convert_sync_batchnorm, with distributed="layers"'
-            raise ProblemError(
-                f"SyncBatchNorm in train mode talks to other ranks in its forward; {way}."
-            )
-        batches = [one for _, one in read_batches(given["batch"])]
-        options = {**given, **given.get("options", {}), **_PRINTS, "distributed": self.split}
-        named = [*model.named_parameters()]
-        modules = dict(model.named_modules())
-        for place, one in modules.items():
-            kept = (
-                () if one.training else one.named_buffers(recurse=False)
-            )  # in training they are written to
-            named += [(f"{place}.{name}", buffer) for name, buffer in kept]
+        for module in model.modules():
+            if isinstance(module, nn.SyncBatchNorm) and module.training:
+                raise ProblemError(
+                    "SyncBatchNorm in train mode talks to other ranks in its forward; call "
+                    "model.eval(), or pass it before convert_sync_batchnorm, with "
+                    'distributed="layers".'
+                )
+        batches = [batch for _, batch in read_batches(options["batch"])]
         facts = {
-            ("option", name): repr(one) for name, one in options.items() if isinstance(one, _PLAIN)
+            ("option", name): repr(option)
+            for name, option in options.items()
+            if isinstance(option, _COMPARED_TYPES) and name not in _NOT_COMPARED
         }
-        facts |= {
-            ("model", name or "the model"): f"training={one.training}"
-            for name, one in modules.items()
-        }
-        facts |= {
-            ("model", n): f"{tuple(p.shape)}, {p.dtype}, trained={p.requires_grad}"
-            for n, p in named
-        }
-        facts |= {("values", name): _digest([one]) for name, one in named if same_weights}
+        facts |= _describe_model(model, same_weights)
         if self.split == "layers":
-            facts["batch", "the batch"] = _digest(
-                tensors_in([(one.inputs, one.targets) for one in batches])
-            )
-        every = self.exchange(facts)
-        for rank, other in enumerate(every):
-            for kind, name in {**every[0], **other}:
-                first, own = (one.get((kind, name), "missing") for one in (every[0], other))
-                if first != own:
-                    why = f"{name} is {own} on rank {rank}, and {first} on rank 0"
-                    raise ProblemError(f"{why}: {_RULES[kind]}.")
+            pairs = [(batch.inputs, batch.targets) for batch in batches]
+            facts["batch", "the batch"] = _digest(tensors_in(pairs))
+        _refuse_differences(self.exchange(facts))
         return batches
 
     def join(self, batches: list[Batch]) -> list[Batch]:
-        """The examples of all ranks as one batch, or as several where they do not fit together."""
+        """Return the examples of all ranks: as one batch if they can be joined."""
         if self.split == "layers":
             return batches
-        found = list(
-            itertools.chain(*self.exchange(map_tensors(lambda one: one.detach().cpu(), batches)))
-        )
-        tensors = [
-            (one, batch.size)
-            for batch in found
-            for one in tensors_in([batch.inputs, batch.targets])
-        ]
-        counted = len(found) == self.size and all(
-            one.ndim and len(one) % size == 0 for one, size in tensors
-        )
-        joined = join_batches(found) if counted else None
-        return found if joined is None else [joined]
+        shares = self.exchange(map_tensors(lambda tensor: tensor.detach().cpu(), batches))
+        batches = [batch for share in shares for batch in share]
+        if len(batches) == self.size and all(map(_counts_examples, batches)):
+            joined = join_batches(batches)
+            if joined is not None:
+                return [joined]
+        return batches
 
 
 def is_one_of_several() -> bool:
@@ -265,16 +247,21 @@ def is_one_of_several() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def on_all_ranks(
-    alone: Callable[[Ranks, Any, Callable[[], Any]], Any] | None = None,
-    splits: Sequence[str] = ("batch", "layers", "each"),
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let the ranks of a job call a verb together, which finds the `Ranks` in place of
-    `distributed`.
+def calling_ranks() -> Ranks | None:
+    """Return the ranks that make the current call of a verb together, or None.
 
-    Or `alone`, which gets ranks, model and verb, runs it on rank 0, on the examples of all ranks.
-    `splits` is what `distributed` may be: with "each", a rank calls the verb for itself, and it
-    must say so.
+    `on_all_ranks` sets them for the time of the call.
+    """
+    return _calling.get()
+
+
+def on_all_ranks(
+    run: Callable[[Ranks, Any, Callable[[], Any]], Any] | None = None,
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let the ranks of a job call a verb together, as its argument `distributed` says.
+
+    The verb finds them by `calling_ranks`. With `run(ranks, model, work)`, the verb is `work` for
+    one process, on the examples of all ranks, and knows no ranks.
     """
 
     def decorate(verb: Callable[P, T]) -> Callable[P, T]:
@@ -282,86 +269,156 @@ def on_all_ranks(
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
             split = kwargs.get("distributed")
             if split is None and not is_one_of_several():
-                return verb(*args, **kwargs)
+                with _made_by(None):
+                    return verb(*args, **kwargs)
+            choose("distributed", split or "each", ["batch", "layers", "each"])
             bound = inspect.signature(verb).bind(*args, **kwargs)
             bound.apply_defaults()
-            given = bound.arguments
-            choose("distributed", "each" if split is None else split, list(splits))
             if split is None or split == "each":
-                model = given.get("model", given.get("problem"))
-                model = model.model if isinstance(model, Problem) else model
-                _check_each(verb.__name__, split, model, together="batch" in splits)
-                given["distributed"] = None
-                return verb(*bound.args, **bound.kwargs)
-            ranks = Ranks(verb.__name__, split)
+                model = next(iter(bound.arguments.values()))
+                if isinstance(model, Problem):
+                    model = model.model
+                _refuse_one_rank_alone(verb.__name__, split, model, _TOGETHER)
+                with _made_by(None):
+                    return verb(*args, **kwargs)
+            ranks = Ranks(verb.__name__, str(split))
             with ranks.together():
-                options = _flatten(given)
+                options = _options_of(bound.arguments)
                 batches = ranks.agree(options, same_weights=not verb.__name__.endswith("_"))
-                batches = ranks.join(batches) if alone else batches
-                pairs = [(batch.inputs, batch.targets) for batch in batches]
-                if "problem" in given:
-                    problem = as_problem(given["problem"], given["loss"], given["batch"])
-                    given.update(problem=replace(problem, batch=pairs), loss=None, batch=None)
-                else:
-                    given["batch"] = pairs
-                given["distributed"] = None if alone else ranks
+                if run is not None:
+                    batches = ranks.join(batches)
+                    bound.arguments["distributed"] = None
+                _replace_batch(bound.arguments, batches)
                 work = functools.partial(verb, *bound.args, **bound.kwargs)
-                return alone(ranks, options["model"], work) if alone else work()
+                with _made_by(None if run else ranks):
+                    return work() if run is None else run(ranks, options["model"], work)
 
         return called
 
     return decorate
 
 
-def _flatten(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a verb, with those of its problem under their own names."""
-    options = dict(given)
+def _options_of(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a verb, with the fields of its problem under their own names.
+
+    A model, a loss and a batch become the problem: an iterator gives its batches once.
+    """
+    options = {**arguments, **arguments.get("options", {})}
     if "problem" in options:
         problem = as_problem(options.pop("problem"), options["loss"], options["batch"])
+        arguments.update(problem=problem, loss=None, batch=None)
         options |= {field.name: getattr(problem, field.name) for field in fields(problem)}
     return options
 
 
-def _check_each(verb: str, split: str | None, model: Any, *, together: bool) -> None:
-    """Refuse to work for one rank alone where nobody asked for it, or where the ranks share one
-    model.
-    """
-    modules = [*model.modules()] if isinstance(model, nn.Module) else []
-    is_shared = any(isinstance(one, nn.parallel.DistributedDataParallel) for one in modules)
+def _replace_batch(arguments: dict[str, Any], batches: list[Batch]) -> None:
+    pairs = [(batch.inputs, batch.targets) for batch in batches]
+    if "problem" in arguments:
+        arguments["problem"] = replace(arguments["problem"], batch=pairs)
+    else:
+        arguments["batch"] = pairs
+
+
+@contextlib.contextmanager
+def _made_by(ranks: Ranks | None) -> Iterator[None]:
+    token = _calling.set(ranks)
+    try:
+        yield
+    finally:
+        _calling.reset(token)
+
+
+def check_each(verb: str, distributed: Any, model: Any = None) -> None:
+    """Refuse a verb that ranks do not call together, unless the caller says "each"."""
+    if distributed is not None:
+        choose("distributed", distributed, ["each"])
+    if distributed is not None or is_one_of_several():
+        _refuse_one_rank_alone(verb, distributed, model)
+
+
+def _refuse_one_rank_alone(verb: str, split: Any, model: Any, together: str = "") -> None:
+    """Refuse to work for one rank alone if nobody asked for it, or if the ranks share the model."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
     if modules:
         check_present(unwrap(model))
-    if split is None or is_shared:
-        given = "without distributed=" if split is None else f'with distributed="{split}"'
-        why = f"{verb} {given} works on the data and the weights of this process alone"
-        raise ProblemError(f"{why}, {_ALONE[is_shared, together]}.")
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in modules):
+        way_out = together or 'call it before the model is wrapped, with distributed="each"'
+        reason = f"and the replicas of DistributedDataParallel must stay alike; {way_out}"
+    elif split is None:
+        way_out = f'{together}, or "each"' if together else 'pass distributed="each"'
+        reason = f"which is one of several; {way_out} where every process works for itself"
+    else:
+        return
+    passed = "without distributed=" if split is None else f'with distributed="{split}"'
+    raise ProblemError(
+        f"{verb} {passed} works on the data and the weights of this process alone, {reason}."
+    )
 
 
 def share_weights(model: nn.Module) -> None:
-    """Give every rank the first one's parameters and buffers, bit for bit and in place."""
+    """Give every rank the parameters and buffers of rank 0, bit for bit and in place."""
     if not (dist.is_available() and dist.is_initialized()):
         return
-    device = next(
-        model.parameters()
-    ).device  # NCCL sends nothing from the CPU, where a buffer may well be
+    # NCCL sends nothing from the CPU, where a buffer may well be.
+    device = next(model.parameters()).device
     for tensor in (*model.parameters(), *model.buffers()):
-        own = tensor.detach()
+        target = tensor.detach()
         # As bytes: backends do not know every dtype, and no bit of a nan may change.
-        sent = own.contiguous().reshape(-1).view(torch.uint8).to(device)
+        sent = target.contiguous().reshape(-1).view(torch.uint8).to(device)
         dist.broadcast(sent, src=0)
-        if sent.data_ptr() != own.data_ptr():
-            own.copy_(sent.view(own.dtype).view_as(own))
+        if sent.data_ptr() != target.data_ptr():
+            target.copy_(sent.view(target.dtype).view_as(target))
 
 
-def _checked(found: list[Any]) -> list[Any]:
-    for one in found:
-        if isinstance(one, Failure):
-            raise RankError(one)
-    return found
+def _refuse_failures(values: list[Any]) -> list[Any]:
+    for value in values:
+        if isinstance(value, Failure):
+            raise RankError(value)
+    return values
+
+
+def _describe_model(model: nn.Module, same_weights: bool) -> dict[tuple[str, str], str]:
+    """Shapes, modes and, if the weights must be the same, digests by name."""
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
+    facts = dict[tuple[str, str], str]()
+    for path, module in model.named_modules():
+        facts["model", path or "the model"] = f"training={module.training}"
+        if not module.training:  # training writes to buffers
+            for name, buffer in module.named_buffers(recurse=False):
+                tensors[f"{path}.{name}"] = buffer
+    for name, tensor in tensors.items():
+        shape = f"{tuple(tensor.shape)}, {tensor.dtype}, trained={tensor.requires_grad}"
+        facts["model", name] = shape
+        if same_weights:
+            facts["values", name] = _digest([tensor])
+    return facts
+
+
+def _refuse_differences(facts: list[dict[tuple[str, str], str]]) -> None:
+    """Raise where the facts of a rank differ from those of rank 0."""
+    first = facts[0]
+    for rank, facts_there in enumerate(facts):
+        for kind, name in {**first, **facts_there}:
+            expected = first.get((kind, name), "missing")
+            actual = facts_there.get((kind, name), "missing")
+            if actual != expected:
+                raise ProblemError(
+                    f"{name} is {actual} on rank {rank}, and {expected} on rank 0: "
+                    f"{_SAME_ON_ALL_RANKS[kind]}."
+                )
+
+
+def _counts_examples(batch: Batch) -> bool:
+    """Whether the first dimension of every tensor is a multiple of the number of examples."""
+    tensors = tensors_in([batch.inputs, batch.targets])
+    return all(tensor.ndim and len(tensor) % batch.size == 0 for tensor in tensors)
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
-    found = hashlib.blake2b(digest_size=8)
-    for one in tensors:
-        plain = one.detach().to_dense() if one.layout is not torch.strided else one.detach()
-        found.update(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return f"one with the digest {found.hexdigest()}"
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        dense = tensor.detach()
+        if dense.layout is not torch.strided:
+            dense = dense.to_dense()
+        digest.update(dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return f"one with the digest {digest.hexdigest()}"

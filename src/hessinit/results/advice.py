@@ -1,6 +1,4 @@
-"""Learning rates that follow from the curvature: gradient descent on a quadratic, warmup, and the
-advice.
-"""
+"""Learning rates that follow from the curvature: descent on a quadratic, warmup, the advice."""
 
 from __future__ import annotations
 
@@ -15,9 +13,9 @@ from hessinit.results.result import LATER, Result, presenter
 
 DESCENTS = ("sgd", "momentum", "nesterov")
 
-# The curvature usually falls in the first steps, so initialize_ aims at twice the stable rate (κ =
-# 4); with κ = 8 a network of those it was chosen on diverged. On another batch the two may look a
-# quarter more.
+# The curvature usually falls in the first steps, so initialize_ aims at twice the stable rate
+# (κ = 4); with κ = 8 a network of those it was chosen on diverged. On another batch the two may
+# look a quarter more.
 MOST_TIMES_STABLE = 2.5  # at the initialization: later, 1 is the stability limit
 
 # Initializations below this were the flat ones; SGD at 1/‖H‖ did not train from two of the three.
@@ -52,7 +50,7 @@ class Descent:
         return 1 / (1 - self.momentum) if self.momentum else 1.0
 
     def best(self, norm: float) -> float:
-        """Return the rate at which neither the first nor the lasting step is longer than `1/norm`."""
+        """Return the rate at which no step, nor what lasts of it, is longer than `1/norm`."""
         first = 1 + self.momentum if self.nesterov else 1.0
         return 1 / (norm * max(self.lasting, first)) if norm else math.inf
 
@@ -73,18 +71,17 @@ class Descent:
 
 
 def named_descent(optimizer: str, momentum: float | None, weight_decay: float | None) -> Descent:
-    """Return the descent of that name.
-
-    "momentum" and "nesterov" have a momentum of 0.9 unless given.
-    """
+    """Return the descent of that name; the momentum is 0.9, except for "sgd", unless given."""
     choose("optimizer", optimizer, list(DESCENTS))
     usual = 0.0 if optimizer == "sgd" else 0.9
-    given = usual if momentum is None else check_fraction("momentum", momentum)
-    if optimizer == "sgd" and given:
-        why = f"momentum={momentum!r} and optimizer='sgd' do not go together: plain gradient descent has none"
-        raise ProblemError(f"{why}. Pass optimizer='momentum' or 'nesterov', or leave it out.")
+    strength = usual if momentum is None else check_fraction("momentum", momentum)
+    if optimizer == "sgd" and strength:
+        raise ProblemError(
+            f"momentum={momentum!r} and optimizer='sgd' do not go together: plain gradient descent "
+            "has none. Pass optimizer='momentum' or 'nesterov', or leave it out."
+        )
     decay = 0.0 if weight_decay is None else weight_decay
-    return Descent(momentum=given, nesterov=optimizer == "nesterov", weight_decay=decay)
+    return Descent(momentum=strength, nesterov=optimizer == "nesterov", weight_decay=decay)
 
 
 def check_fraction(name: str, value: object) -> float:
@@ -104,10 +101,7 @@ def check_rate(lr: object) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupAdvice:
-    """Whether to raise the rate linearly over the first `steps`, and why.
-
-    `trials` without and with it.
-    """
+    """Whether to raise the rate linearly over the first `steps`, and the trials that decided."""
 
     advised: bool
     steps: int
@@ -133,10 +127,8 @@ def tried_warmup(advised: bool, steps: int, without: Trial, warmed: Trial) -> Wa
 class TriedRates:
     """What trials say of the learning rate.
 
-    A `rate` of nan: the network did not learn in any of them.
-
-    `favoured` is the rate at which the trials end lowest. `stopped_at_end`: the best rate is the
-    last one that was tried.
+    `rate` is nan where the network did not learn in any of them. `favoured` is the rate at which
+    the trials end lowest. `stopped_at_end`: the best rate is the last one that was tried.
     """
 
     trials: tuple[Trial, ...]
@@ -186,10 +178,7 @@ class LearningRateAdvice(Result):
 
     @property
     def learns(self) -> bool:
-        """Whether the network learned in a trial.
-
-        Without trials, whether the gradient moves its weights.
-        """
+        """Whether the network learned in a trial; without trials, whether its gradient is not 0."""
         return 0 < self.learning_rate < math.inf
 
 
@@ -202,10 +191,7 @@ def advise_descent(
     notes: tuple[str, ...],
     **facts: Any,
 ) -> LearningRateAdvice:
-    """Return the advice that follows from both ends of the network's spectrum.
-
-    `facts` are other fields.
-    """
+    """Return the advice that follows from both ends of the spectrum; `facts` are other fields."""
     say = presenter("advice")
     norm = descent.norm(top, bottom)
     why_best, why_stable = say.explain_descent(descent, norm.value)

@@ -3,79 +3,94 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from hessinit.errors import (
-    ConvergenceWarning,
-    ProblemError,
-    WeightsError,
-    check_names,
-    check_positive,
-)
+from hessinit.errors import ConvergenceWarning, ProblemError, WeightsError, check_positive
 from hessinit.measurement.loss_range import UNKNOWN, LossRange
 from hessinit.measurement.measure import measure
 from hessinit.measurement.soundness import REDRAW
 from hessinit.present import to_text, words
-from hessinit.problem.batches import read_batches
 from hessinit.problem.preserve import uninterrupted
-from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import on_all_ranks
-from hessinit.problem.validate import list_patterns, unwrap
-from hessinit.results.advice import FLAT_INITIALIZATION, Descent
-from hessinit.results.curvature_report import LEARN_ALL_THE_SAME, CurvatureReport, Estimate, Finding
+from hessinit.problem.validate import unwrap
+from hessinit.results.advice import FLAT_INITIALIZATION, Descent, LearningRateAdvice
+from hessinit.results.curvature_report import (
+    LEARN_ALL_THE_SAME,
+    CurvatureReport,
+    Estimate,
+    Finding,
+    OptimizerRates,
+)
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
-from hessinit.training import rate_search
 from hessinit.training.advise import advise
-from hessinit.training.trial import DEVIATIONS, LEAST_RISE, noise_of, prepare_trials
+from hessinit.training.trial import (
+    LENGTHS,
+    TrainingSetup,
+    ever_rises,
+    highest,
+    learns_much,
+    prepare_trials,
+)
 
-WIDTH = 100
-# Rates up to that many times the stability limit often train: the curvature falls in the first
-# steps.
-MOST_TIMES_STABLE = 8.0
-# The decrease of the loss along the gradient in one step of descent, as a part of what can be
-# gained.
-LEAST_DECREASE = 3e-5
-# Adam's steps do not shrink with the gradient: signals that are lost or uneven must be so by that
-# much more.
-ADAM_EXCESS = 1000.0
-# A trial that gains this part of what can be gained overrules the findings, but for those that are
-# certain.
-OVERRULES = 0.2
 SIGNALS = ("signal lost", "activations grow", "activations shrink")
+
+
+@dataclass(frozen=True)
+class SoundnessRules:
+    """When training is expected to fail; chosen with benchmarks/soundness.py."""
+
+    # Rates up to that many times the stability limit often train: the curvature falls in the first
+    # steps.
+    times_stable: float = 8.0
+    # The decrease of the loss along the gradient in one step of descent, as a part of what can be
+    # gained.
+    least_decrease: float = 3e-5
+    # Adam's steps do not shrink with the gradient: signals that are lost or uneven must be so by
+    # that much more.
+    adam_excess: float = 1000.0
+    width: int = 100  # of the table, in characters
+
+
+SOUNDNESS = SoundnessRules()
 
 
 @uninterrupted
 @on_all_ranks(lambda ranks, _, work: ranks.first(work, last=True))
 def assert_sound(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
+    problem: Problem | nn.Module,
+    loss: Loss | None = None,
+    batch: Any = None,
     *,
     lr: float | None = None,
     optimizer: rules.AnyOptimizer = "sgd",
-    times_stable: float = MOST_TIMES_STABLE,
+    times_stable: float = SOUNDNESS.times_stable,
+    estimator: str = "auto",
+    tolerance: float | None = None,
+    max_iterations: int = 200,
+    details: str | Iterable[str] = (),
+    network: bool = True,
     distributed: str | None = None,
-    **options: Any,
 ) -> CurvatureReport:
-    """Raise an AssertionError with the findings and the report's table when training is expected to fail.
+    """Raise an AssertionError, with the findings and a table, when training is expected to fail.
 
-    Found are layers without a gradient, examples that look the same after some layer, activations
-    that grow or shrink with depth, a loss far above that of a constant output, and numbers that are
-    not finite. With a learning rate, by `lr` or the optimizer's own, also one at which the loss
-    rises in a trial, or that is above `times_stable` times the stability limit of the optimizer,
-    and a gradient that is too small for it. `optimizer` is a name, a torch optimizer or a function
-    that builds one, parameter groups included. The norms must converge. `options` are those of
-    `measure`, but for plan. The model is not changed; for a sound one the report is returned.
-    `distributed` is that of `initialize_`: rank 0 judges, and a `RankError` tells the others of a
-    failure.
+    Takes a `Problem`, or model, loss and batch for one with the defaults. Found are layers without
+    a gradient, examples that look the same after some layer, activations that grow or shrink with
+    depth, a loss far above that of a constant output, and numbers that are not finite. With a
+    learning rate, by `lr` or the optimizer's own, also one at which the loss rises in a trial, or
+    that is above `times_stable` times the stability limit of the optimizer, and a gradient that is
+    too small for it. `optimizer` is a name, a torch optimizer or a function that builds one,
+    parameter groups included. The norms must converge: to `tolerance`, by default 0.001, and 0.01
+    for the optimizer's limit. `estimator`, `max_iterations`, `details` and `network` are those of
+    `measure`. The model is not changed; for a sound one the report is returned. `distributed` is
+    that of `initialize_`: rank 0 judges, and a `RankError` tells the others of a failure.
 
     How often it is right was measured: benchmarks/results/soundness.txt. Costs what `measure` does;
     with a learning rate 32 steps on halves of the batch more, and for Adam and AdamW about ten
@@ -83,213 +98,265 @@ def assert_sound(
 
     >>> import torch
     >>> model, inputs = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
-    >>> report = assert_sound(model, nn.MSELoss(), (inputs, torch.zeros(2, 1)), lr=1.5)  # closed form: H = I
+    >>> batch = (inputs, torch.zeros(2, 1))
+    >>> report = assert_sound(model, nn.MSELoss(), batch, lr=1.5)  # closed form: H = I
     >>> round(report.network.norm, 9)
     1.0
     """
     check_positive("times_stable", times_stable, "such as 1")
-    known = [*inspect.signature(measure).parameters, *(field.name for field in fields(Problem))]
-    check_names(options, known)
-    options["layers"] = list_patterns(options.get("layers"))  # it is read more than once
-    model = unwrap(model)
-    rule = rules.build_optimizer_rule(optimizer, model, lr=lr, layers=options["layers"])
-    if rule.lr is not None and options.get("network") is False:
-        why = "the rate is judged by the network's ‖H‖. Leave out one of them"
-        raise ProblemError(f"network=False and a learning rate do not go together: {why}.")
-    if not isinstance(batch, tuple):
-        batch = [
-            (one.inputs, one.targets) for _, one in read_batches(batch)
-        ]  # it is read more than once
+    problem = as_problem(problem, loss, batch)
+    rule = rules.build_optimizer_rule(optimizer, problem.model, lr=lr, layers=problem.layers)
+    if rule.lr is not None and network is False:
+        raise ProblemError(
+            "network=False and a learning rate do not go together: the rate is judged by the "
+            "network's ‖H‖. Leave out one of them."
+        )
+    measuring = {
+        "estimator": estimator,
+        "max_iterations": max_iterations,
+        "details": details,
+        "network": network,
+        "distributed": "each",
+    }
+    if tolerance is not None:
+        measuring["tolerance"] = tolerance
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # not converged is a failure here
         try:
-            report = _measure(model, loss, batch, options)
+            judged = measure_and_judge(
+                problem, measuring, optimizer=optimizer, lr=lr, times_stable=times_stable
+            )
         except WeightsError as refusal:
             raise AssertionError(f"not sound:\n{refusal} {REDRAW}.") from None
-        judged = without_what_adam_tolerates(report, rule.rule)
-        norm = None
-        if rule.lr is not None:
-            stable, norm = _find_limit(rule, report, optimizer, model, loss, batch, options)
-            trial, loss_range = try_rate(
-                model, loss, batch, optimizer, rule, options.get("forward")
-            )
-            judged = judge_rate(report, rule, stable, trial, loss_range, times_stable)
-    failures = [*map(str, judged.findings or ()), *_name_unconverged(report, norm)]
+    report = judged.report
+    failures = [*map(str, report.findings or ()), *_name_unconverged(report, judged.norm)]
     if failures:
-        table = to_text(replace(judged, findings=judged.findings or None), WIDTH)
+        table = to_text(replace(report, findings=report.findings or None), SOUNDNESS.width)
         raise AssertionError("\n".join(["not sound:", *failures, "", table]))
-    return judged
+    return report
 
 
-def _measure(model: nn.Module, loss: Loss, batch: Any, options: dict[str, Any]) -> CurvatureReport:
-    names = {field.name for field in fields(Problem)}
-    of_problem = {name: value for name, value in options.items() if name in names}
-    own = {name: value for name, value in options.items() if name not in names}
-    return measure(Problem(model, loss, batch, **of_problem), distributed="each", **own)
+@dataclass(frozen=True)
+class Judgement:
+    """A measured problem, with the findings as they hold for an optimizer at its rate.
 
-
-def try_rate(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
-    optimizer: rules.AnyOptimizer,
-    rule: rules.OptimizerRule,
-    forward: Forward | None,
-) -> tuple[Trial | None, LossRange]:
-    """A trial on the batch at the optimizer's rate, and the range of the loss; None if no step succeeds."""
-    assert rule.lr is not None
-    batches = [one for _, one in read_batches(batch)]
-    inside = unwrap(model)
-    with (
-        contextlib.suppress(RuntimeError),
-        prepare_trials(inside, loss, batches, forward=forward) as setting,
-    ):
-        build = rate_search.builder(rule, optimizer, inside)
-        return setting.train(build, rule.lr, patient=True), setting.loss_range
-    return None, UNKNOWN
-
-
-def without_what_adam_tolerates(
-    report: CurvatureReport, rule: rules.Rule | None, *, learned: bool = False
-) -> CurvatureReport:
-    """The report with the findings that matter to an optimizer; only the hard ones if a trial `learned`."""
-
-    def matters(finding: Finding) -> bool:
-        if learned:
-            return finding.excess == math.inf and finding.kind != "identical units"
-        is_tolerable = finding.kind in SIGNALS and not isinstance(rule, Descent)
-        return finding.excess >= (ADAM_EXCESS if is_tolerable else 1.0)
-
-    findings = report.findings or ()
-    overruled = [finding for finding in findings if learned and not matters(finding)]
-    notes = [f"{finding} {LEARN_ALL_THE_SAME}" for finding in overruled]
-    return replace(report, findings=tuple(filter(matters, findings)), notes=(*report.notes, *notes))
-
-
-def judge_rate(
-    report: CurvatureReport,
-    rule: rules.OptimizerRule,
-    stable: float,
-    trial: Trial | None,
-    loss_range: LossRange,
-    times_stable: float = MOST_TIMES_STABLE,
-) -> CurvatureReport:
-    """The report with its findings as they hold at the optimizer's rate, after a trial at it.
-
-    `stable` is the optimizer's stability limit.
+    `norm` is what the stability limit follows from.
     """
-    lr = rule.lr
-    assert lr is not None
-    overruled = False
-    if trial is not None and trial.outcome == LEARNED:
-        overruled = not trial.score > loss_range.left_after(OVERRULES, trial.losses[0])
-    report = without_what_adam_tolerates(report, rule.rule, learned=overruled)
-    if not stable > 0:  # where the norm is not finite, that is a finding of its own
-        return report
-    findings = [
-        *_judge_height(report, rule, stable, trial, loss_range, times_stable),
-        *_judge_smallness(report, rule, loss_range),
-    ]
-    return replace(report, findings=(*(report.findings or ()), *findings))
+
+    report: CurvatureReport
+    advice: LearningRateAdvice | None = None
+    trial: Trial | None = None
+    norm: Estimate | None = None
+
+
+def measure_and_judge(
+    problem: Problem,
+    measuring: Mapping[str, Any],
+    *,
+    optimizer: rules.AnyOptimizer = "sgd",
+    lr: float | None = None,
+    times_stable: float = SOUNDNESS.times_stable,
+    with_rates: bool = False,
+) -> Judgement:
+    """Measure a problem, advise on the optimizer where it is needed, try its rate, and judge.
+
+    `measuring` are options of `measure`. With `with_rates`, the report has the rates that trials
+    favour for the optimizer.
+    """
+    if not isinstance(problem.batch, tuple):  # it is read more than once, and a loader may shuffle
+        pairs = [(batch.inputs, batch.targets) for batch in problem.batches]
+        problem = replace(problem, batch=pairs)
+    report = measure(problem, **measuring)
+    rule = rules.build_optimizer_rule(optimizer, problem.model, lr=lr, layers=problem.layers)
+    advice = None
+    if with_rates:
+        advice = _advise(problem, report, measuring, optimizer, lr, LENGTHS.steps)
+        report = replace(report, rates=_rates_of(advice))
+    if rule.lr is None or not report.network_measured:
+        return Judgement(_with_findings_for(rule, report), advice)
+    if advice is None and (rule.rates or not isinstance(rule.rule, Descent)):
+        advice = _advise(problem, report, measuring, optimizer, rule.lr, trial_steps=0)
+    if advice is not None:
+        norm = advice.norm
+        stable = advice.stable_learning_rate
+    else:  # that of a named descent is in the report
+        assert isinstance(rule.rule, Descent)
+        norm = rule.rule.norm(report.network.top, report.network.bottom)
+        stable = rule.rule.stability_limit(norm.value)
+    trial, loss_range = _try_rate(problem, optimizer, rule)
+    overruled = trial is not None and learns_much(trial, loss_range)
+    report = _with_findings_for(rule, report, overruled=overruled)
+    if stable > 0:  # where the norm is not finite, that is a finding of its own
+        findings = [
+            *_judge_height(report, rule, stable, times_stable, trial, loss_range),
+            *_judge_smallness(report, rule, loss_range),
+        ]
+        report = replace(report, findings=(*(report.findings or ()), *findings))
+    return Judgement(report, advice, trial, norm)
 
 
 def _judge_height(
     report: CurvatureReport,
     rule: rules.OptimizerRule,
     stable: float,
+    times_stable: float,
     trial: Trial | None,
     loss_range: LossRange,
-    times_stable: float,
 ) -> list[Finding]:
-    lr = rule.lr
-    assert lr is not None
-    limit = words.format_number(stable)
-    lower = f"Lower lr below {limit}"
+    """Find a rate that is too far above the limit, or at which the loss rises in the trial."""
+    assert rule.lr is not None
+    way_out = _lower_rate(report, rule, stable)
+    if _is_above_limit(rule.lr, stable, times_stable, trial):
+        return [_above_limit(rule, stable, way_out)]
+    if trial is not None and _rises(trial, loss_range):
+        return [_risen(rule, trial, stable, way_out)]
+    return []
+
+
+def _advise(
+    problem: Problem,
+    report: CurvatureReport,
+    measuring: Mapping[str, Any],
+    optimizer: rules.AnyOptimizer,
+    lr: float | None,
+    trial_steps: int,
+) -> LearningRateAdvice:
+    """Advise on a problem whose derivatives `measure` has checked."""
+    accuracy = {
+        name: measuring[name] for name in ("tolerance", "max_iterations") if name in measuring
+    }
+    return advise(
+        replace(problem, check=False),
+        optimizer=optimizer,
+        lr=lr,
+        curvature="gauss-newton" if report.curvature == "gauss-newton" else "hessian",
+        trial_steps=trial_steps,
+        distributed="each",
+        **accuracy,
+    )
+
+
+def _rates_of(advice: LearningRateAdvice) -> OptimizerRates:
+    return OptimizerRates(
+        optimizer=advice.optimizer,
+        learning_rate=advice.learning_rate,
+        lr=advice.lr,
+        stable_learning_rate=advice.stable_learning_rate,
+        converged=advice.converged,
+    )
+
+
+def _try_rate(
+    problem: Problem, optimizer: rules.AnyOptimizer, rule: rules.OptimizerRule
+) -> tuple[Trial | None, LossRange]:
+    """Return a trial at the optimizer's rate (None if no step succeeds), and the loss's range."""
+    assert rule.lr is not None
+    build = rules.optimizer_builder(rule, optimizer, unwrap(problem.model))
+    setup = TrainingSetup.of(problem, build)
+    with contextlib.suppress(RuntimeError), prepare_trials(setup, problem.batches) as setting:
+        return setting.train(rule.lr, patient=True), setting.setup.loss_range
+    return None, UNKNOWN
+
+
+def _with_findings_for(
+    rule: rules.OptimizerRule, report: CurvatureReport, *, overruled: bool = False
+) -> CurvatureReport:
+    """Keep the findings that matter to the optimizer; only the certain ones if `overruled`."""
+
+    def matters(finding: Finding) -> bool:
+        if overruled:
+            return finding.excess == math.inf and finding.kind != "identical units"
+        is_tolerable = finding.kind in SIGNALS and not isinstance(rule.rule, Descent)
+        return finding.excess >= (SOUNDNESS.adam_excess if is_tolerable else 1.0)
+
+    findings = report.findings or ()
+    dropped = [finding for finding in findings if overruled and not matters(finding)]
+    notes = (*report.notes, *(f"{finding} {LEARN_ALL_THE_SAME}" for finding in dropped))
+    return replace(report, findings=tuple(filter(matters, findings)), notes=notes)
+
+
+def _lower_rate(report: CurvatureReport, rule: rules.OptimizerRule, stable: float) -> str:
+    """Say how to get below the stability limit."""
+    lower = f"Lower lr below {words.format_number(stable)}"
     # The size of the weights does not change the length of Adam's steps, and flat weights grow
     # sharper.
     if isinstance(rule.rule, Descent) and report.network.norm > FLAT_INITIALIZATION:
-        lower += f", or fit the weights to it: hessinit.initialize_(model, loss, batch, lr={lr:g})"
+        initialize = f"hessinit.initialize_(model, loss, batch, lr={rule.lr:g})"
+        lower = f"{lower}, or fit the weights to it: {initialize}"
+    return f"{lower}."
+
+
+def _is_above_limit(lr: float, stable: float, times_stable: float, trial: Trial | None) -> bool:
+    """Whether the rate is too far above the limit; a trial that learned overrules the default."""
     learned = trial is not None and trial.outcome == LEARNED
-    if lr > times_stable * stable and (times_stable < MOST_TIMES_STABLE or not learned):
-        times = words.format_times(lr / stable)
-        message = (
-            f"lr={lr:g} is {times} times the stability limit of {rule.rule}, which is {limit}."
-        )
-        return [Finding(kind="rate too high", message=message, way_out=f"{lower}.")]
-    if trial is None or learned:
-        return []
-    highest = max(value if math.isfinite(value) else math.inf for value in trial.losses)
-    by_chance = DEVIATIONS * noise_of(trial.losses)
-    least = trial.losses[0] + LEAST_RISE * loss_range.height(trial.losses[0]) + by_chance
-    if trial.outcome != DIVERGED and not highest > least:
-        return []
-    ending = (
-        "" if trial.outcome == DIVERGED else ", and ended no lower than that of a constant output"
+    is_strict = times_stable < SOUNDNESS.times_stable
+    return lr > times_stable * stable and (is_strict or not learned)
+
+
+def _above_limit(rule: rules.OptimizerRule, stable: float, way_out: str) -> Finding:
+    assert rule.lr is not None
+    times = words.format_times(rule.lr / stable)
+    return Finding(
+        kind="rate too high",
+        message=f"lr={rule.lr:g} is {times} times the stability limit of {rule.rule}, which is "
+        f"{words.format_number(stable)}.",
+        way_out=way_out,
     )
-    rose = f"from {words.format_number(trial.losses[0])} to {words.format_number(highest)}{ending}"
-    message = f"In {trial.steps} trial steps on this batch at lr={lr:g} the loss rose {rose}."
-    way_out = f"{lower}." if lr > stable else "Lower lr: hessinit.advise finds one."
-    return [Finding(kind="rate too high", message=message, way_out=way_out)]
+
+
+def _rises(trial: Trial, loss_range: LossRange) -> bool:
+    """Whether the loss rises in a trial that did not learn, wherever it ends."""
+    if trial.outcome == LEARNED:
+        return False
+    return trial.outcome == DIVERGED or ever_rises(trial.losses, loss_range)
+
+
+def _risen(rule: rules.OptimizerRule, trial: Trial, stable: float, way_out: str) -> Finding:
+    first, top = (words.format_number(loss) for loss in (trial.losses[0], highest(trial.losses)))
+    ending = ", and ended no lower than that of a constant output"
+    if trial.outcome == DIVERGED:
+        ending = ""
+    is_above = rule.lr is not None and rule.lr > stable
+    return Finding(
+        kind="rate too high",
+        message=f"In {trial.steps} trial steps on this batch at lr={rule.lr:g} the loss rose from "
+        f"{first} to {top}{ending}.",
+        way_out=way_out if is_above else "Lower lr: hessinit.advise finds one.",
+    )
 
 
 def _judge_smallness(
     report: CurvatureReport, rule: rules.OptimizerRule, loss_range: LossRange
 ) -> list[Finding]:
-    """Whether steps along the gradient would take more than a training to lower the loss."""
+    """Find a gradient along which a training would hardly lower the loss."""
     gain = loss_range.gain(report.loss)
-    if (
-        not isinstance(rule.rule, Descent)
-        or not report.gradient_norm
-        or not gain > 0
-        or rule.lr is None
-    ):
+    if not isinstance(rule.rule, Descent) or not report.gradient_norm or not gain > 0:
         return []
+    assert rule.lr is not None
     decrease = rule.lr * rule.rule.lasting * report.gradient_norm**2 / gain
-    if decrease >= LEAST_DECREASE:
+    if decrease >= SOUNDNESS.least_decrease:
         return []
     share = words.format_percent(1000 * decrease, 2)
     message = (
-        f"At lr={rule.lr:g} the gradient is too small: 1,000 steps along it would lower the loss by {share} "
-        "of what can be gained."
+        f"At lr={rule.lr:g} the gradient is too small: 1,000 steps along it would lower the loss "
+        f"by {share} of what can be gained."
     )
     return [Finding(kind="gradient too small", message=message, way_out=f"Raise lr. {REDRAW}.")]
 
 
-def _find_limit(
-    rule: rules.OptimizerRule,
-    report: CurvatureReport,
-    optimizer: rules.AnyOptimizer,
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
-    options: Mapping[str, Any],
-) -> tuple[float, Estimate]:
-    """The stability limit, and the norm that it follows from; that of a named descent is in the report."""
-    if isinstance(rule.rule, Descent) and not rule.rates:
-        norm = rule.rule.norm(report.network.top, report.network.bottom)
-        return rule.rule.stability_limit(norm.value), norm
-    given: Any = {
-        name: options[name] for name in rules.CurvatureOptions.__annotations__ if name in options
-    }
-    given["curvature"] = "gauss-newton" if report.curvature == "gauss-newton" else "hessian"
-    given |= {"check": False, "distributed": "each"}  # `measure` has checked the derivatives
-    found = advise(model, loss, batch, optimizer=optimizer, lr=rule.lr, trial_steps=0, **given)
-    return found.stable_learning_rate, found.norm
-
-
 def _name_unconverged(report: CurvatureReport, norm: Estimate | None) -> list[str]:
+    """Say which norms did not reach their tolerance."""
     rows = [*report.layers, *([report.network] if report.network_measured else [])]
-    some = [row for row in rows if not row.converged and math.isfinite(row.norm)]
-    if some:
+    missed = [row for row in rows if not row.converged and math.isfinite(row.norm)]
+    if missed:
         names = [
-            "the network" if row is report.network else words.call_layer(row.name) for row in some
+            "the network" if row is report.network else words.call_layer(row.name) for row in missed
         ]
-        reason = words.unstopped(some[0].reason)
+        reason = words.unstopped(missed[0].reason)
         return [
             f"{words.join_names(names)} did not reach tolerance={report.tolerance:g}: {reason}."
         ]
     if norm is not None and not norm.converged and math.isfinite(norm.value):
-        return [
-            f"the stability limit of the optimizer did not converge: {words.unstopped(norm.reason)}."
-        ]
+        reason = words.unstopped(norm.reason)
+        return [f"the stability limit of the optimizer did not converge: {reason}."]
     return []

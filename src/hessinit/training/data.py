@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError
-from hessinit.problem.batches import Batch, map_tensors, read_batches, tensors_in
+from hessinit.problem.batches import Batch, map_tensors, part_of, read_batches, tensors_in
 from hessinit.problem.preserve import untouched_random_state, untouched_sources
 from hessinit.training.workers import ONE_AT_A_TIME
 
+# Half of fewer examples may be far sharper than the batch.
+FEWEST_TO_HALVE = 16
+
 
 def derive(seed: int, purpose: str) -> int:
-    """The seed for one purpose of a run: with one seed for all, weights and batches would be dependent.
+    """Return the seed for one purpose of a run: one for all would correlate weights and batches.
 
     >>> derive(0, "weights") == derive(0, "weights"), derive(0, "weights") == derive(0, "batches")
     (True, False)
@@ -37,15 +41,19 @@ def generator(seed: int, purpose: str) -> torch.Generator:
 
 def seed_everything(seed: int, purpose: str) -> None:
     """Seed torch, random and numpy; call it inside `reproducible()` only."""
-    number = derive(seed, purpose)
+    seed_generators(derive(seed, purpose))
+
+
+def seed_generators(number: int) -> None:
     torch.manual_seed(number)
     random.seed(number)
-    numpy.random.seed(number % 2**32)  # noqa: NPY002 - the user's code may draw from the old global state
+    # The user's code may draw from numpy's old global state.
+    numpy.random.seed(number % 2**32)  # noqa: NPY002
 
 
 @contextlib.contextmanager
 def reproducible() -> Iterator[None]:
-    """One thread, so that sums have one order, no autocast; the caller's random state returns at the end."""
+    """Compute without autocast, on one thread, in which sums have one order; restore randomness."""
     threads = torch.get_num_threads()
     with (
         ONE_AT_A_TIME,
@@ -64,7 +72,7 @@ def reproducible() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Data:
-    """All examples in one part, from which mini-batches of `batch_size` are drawn, or ready batches.
+    """All examples in one part, from which mini-batches are drawn, or ready batches.
 
     Every epoch is a new permutation, of the examples (its remainder is dropped) or of the ready
     batches.
@@ -84,21 +92,20 @@ class Data:
         return len(self.parts) if self.ready else self.examples // self.batch_size
 
     def hold_out(self, batches: int, seed: int) -> tuple[Data, Data]:
-        """The data without that many random batches, and these."""
+        """Split off that many random batches; returns the remaining data, and the batches."""
         order = self._permutation(generator(seed, "held out"))
-        size = 1 if self.ready else self.batch_size
-        rest = order[batches * size :]
-        out = order[: batches * size]
-        kept = self._take(rest, len(rest))
-        taken = self._take(out, size)
-        return replace(self, parts=tuple(kept)), Data(tuple(taken), self.batch_size, ready=True)
+        size = self._entries_of_a_batch
+        held_out = tuple(self._take(order[: batches * size], size))
+        remaining = order[batches * size :]
+        parts = tuple(self._take(remaining, len(remaining)))
+        return replace(self, parts=parts), Data(held_out, self.batch_size, ready=True)
 
     def minibatches(self, seed: int) -> Iterator[Batch]:
         """An endless sequence, the same for the same seed."""
         source = generator(seed, "batches")
         while True:
             order = self._permutation(source)
-            size = 1 if self.ready else self.batch_size
+            size = self._entries_of_a_batch
             yield from self._take(order[: self.different * size], size)
 
     def initial_batch(self, seed: int) -> Batch:
@@ -109,7 +116,7 @@ class Data:
         return self.parts[0].take(self._permutation(source)[: self.batch_size])
 
     def tracked_batches(self, examples: int, seed: int) -> list[Batch]:
-        """One batch of that many random examples, or ready batches that hold at least as many together."""
+        """Return one batch of that many random examples, or ready batches with at least as many."""
         order = self._permutation(generator(seed, "tracked batch"))
         if not self.ready:
             return [self.parts[0].take(order[:examples])]
@@ -120,36 +127,38 @@ class Data:
         return chosen
 
     def digest(self) -> str:
-        found = hashlib.sha256()
-        for tensor in (
-            tensor for part in self.parts for tensor in tensors_in((part.inputs, part.targets))
-        ):
-            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(
-                tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            )
-        return found.hexdigest()[:16]
+        """Return a hash of all examples, with their shapes and dtypes."""
+        digest = hashlib.sha256()
+        for tensor in tensors_in([(part.inputs, part.targets) for part in self.parts]):
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            entries = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(entries.view(torch.uint8).numpy().data)
+        return digest.hexdigest()[:16]
+
+    @property
+    def _entries_of_a_batch(self) -> int:
+        """How many entries of a permutation make a batch."""
+        return 1 if self.ready else self.batch_size
 
     def _take(self, order: Tensor, size: int) -> Iterator[Batch]:
-        """The ready batches of these numbers, or batches of `size` of these examples."""
+        """Return the ready batches with these numbers, or batches of `size` of these examples."""
         if self.ready:
             return (self.parts[index] for index in order.tolist())
-        return (self.parts[0].take(some) for some in order.split(size))
+        return (self.parts[0].take(rows) for rows in order.split(size))
 
     def _permutation(self, source: torch.Generator) -> Tensor:
-        return torch.randperm(
-            len(self.parts) if self.ready else self.parts[0].size, generator=source
-        )
+        entries = len(self.parts) if self.ready else self.examples
+        return torch.randperm(entries, generator=source)
 
 
 def read_data(data: Any, batch_size: int, steps: int) -> Data:
-    """`(inputs, targets)` with all examples, or ready batches; of an iterator at most `steps` are read."""
+    """Read `(inputs, targets)` with all examples, or at most `steps` ready batches."""
     if isinstance(data, Data):
         return data
     if isinstance(data, (Tensor, Mapping, str)) or not isinstance(data, Iterable):
         raise ProblemError(
-            f"data is a {type(data).__name__}; it must be (inputs, targets) with all examples, where targets "
-            "may be None, or an iterable of such pairs, as a DataLoader is."
+            f"data is a {type(data).__name__}; it must be (inputs, targets) with all examples, "
+            "where targets may be None, or an iterable of such pairs, as a DataLoader is."
         )
     if isinstance(data, (tuple, list)) and len(data) == 2:
         parts = tuple(batch for _, batch in read_batches(data))
@@ -166,8 +175,8 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
     for index, pair in enumerate(pairs):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise ProblemError(
-                f"data[{index}] is a {type(pair).__name__}; every batch must be a pair (inputs, targets), "
-                "or data one pair of all examples."
+                f"data[{index}] is a {type(pair).__name__}; every batch must be a pair (inputs, "
+                "targets), or data one pair of all examples."
             )
     parts = tuple(read_batches(tuple(pair))[0][1] for pair in pairs)
     return Data(parts, parts[0].size, ready=True)
@@ -176,43 +185,87 @@ def read_data(data: Any, batch_size: int, steps: int) -> Data:
 def copy_to(
     batch: Batch, device: torch.device, dtype: torch.dtype | None = None
 ) -> tuple[Any, Any]:
-    """Inputs and targets, copied to the device: a model may write into its inputs.
+    """Copy inputs and targets to the device: a model may write into its inputs.
 
-    Floating-point tensors get the `dtype`. Where some are on the device already, the others stay.
+    Floating-point tensors get the `dtype`. Where some tensors of inputs or targets are on the
+    device already, the others stay where they are.
     """
 
-    def copied(structure: Any) -> Any:
-        place = None if any(tensor.device == device for tensor in tensors_in(structure)) else device
+    def copy_all(structure: Any) -> Any:
+        is_there = any(tensor.device == device for tensor in tensors_in(structure))
+        destination = None if is_there else device
 
-        def move(tensor: Tensor) -> Tensor:
-            kind = dtype if tensor.is_floating_point() else None
-            moved = tensor.detach().to(device=place, dtype=kind, copy=True)
-            return moved.requires_grad_(tensor.requires_grad)
+        def copy_one(tensor: Tensor) -> Tensor:
+            new_dtype = dtype if tensor.is_floating_point() else None
+            copied = tensor.detach().to(device=destination, dtype=new_dtype, copy=True)
+            return copied.requires_grad_(tensor.requires_grad)
 
-        return map_tensors(move, structure)
+        return map_tensors(copy_one, structure)
 
-    return copied(batch.inputs), copied(batch.targets)
+    return copy_all(batch.inputs), copy_all(batch.targets)
 
 
 def device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-def _check_examples(whole: Batch, batch_size: int) -> None:
-    for name, part in (("inputs", whole.inputs), ("targets", whole.targets)):
-        shapes = [tuple(tensor.shape) for tensor in tensors_in(part)]
-        found = (
-            f"have shape {shapes[0]}"
-            if shapes
-            else f"are a {type(part).__name__} without a tensor in it"
-        )
-        if part is not None and not any(shape[:1] == (whole.size,) for shape in shapes):
-            raise ProblemError(
-                f"the {name} of data {found}, and the first dimension must count the {whole.size} examples. "
-                "Transpose or convert them, or pass a list of ready batches."
-            )
-    if batch_size > whole.size:
+def dtype_of(model: nn.Module) -> torch.dtype | None:
+    """Return the dtype of the floating-point parameters; None where they have several."""
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def half_of(batch: Batch, order: Tensor, source: torch.Generator) -> Batch:
+    """Return half of the examples in `order`, drawn at random."""
+    drawn = torch.randperm(len(order), generator=source)
+    return part_of(batch, order[drawn[: max(1, len(order) // 2)]])
+
+
+def order_by_content(batch: Batch, seed: int) -> Tensor:
+    """Return the indices of the examples, sorted by what the examples hold.
+
+    Random halves of them do not depend on the order in the batch. A batch that is repeated as a
+    whole counts once.
+    """
+    by_inputs = _project(batch, batch.inputs, seed)
+    content = by_inputs + _project(batch, batch.targets, seed + 1)
+    # Targets may be renamed: they only decide where the inputs are the same.
+    order = content.argsort(stable=True)
+    order = order[by_inputs[order].argsort(stable=True)]
+    sorted_content = content[order]
+    jumps = sorted_content.diff(prepend=torch.tensor([math.inf])).abs()
+    is_new = jumps > 1e-6 * content.abs().max()
+    repetitions = math.gcd(*is_new.cumsum(0).bincount()[1:].tolist())
+    is_enough = len(order) >= repetitions * FEWEST_TO_HALVE
+    return order[::repetitions] if is_enough else order
+
+
+def _project(batch: Batch, structure: Any, seed: int) -> Tensor:
+    """Return a number for each example: its content along a random direction."""
+    total = torch.zeros(batch.size)
+    for tensor in tensors_in(structure):
+        if tensor.ndim and len(tensor) % batch.size == 0:
+            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            rows = real.detach().reshape(batch.size, -1).float()
+            direction = torch.randn(rows.shape[1], generator=generator(seed, "order"))
+            total = total + (rows @ direction.to(rows)).cpu()
+    return total
+
+
+def _check_examples(batch: Batch, batch_size: int) -> None:
+    for name, structure in (("inputs", batch.inputs), ("targets", batch.targets)):
+        shapes = [tuple(tensor.shape) for tensor in tensors_in(structure)]
+        if structure is None or any(shape[:1] == (batch.size,) for shape in shapes):
+            continue
+        actual = f"are a {type(structure).__name__} without a tensor in it"
+        if shapes:
+            actual = f"have shape {shapes[0]}"
         raise ProblemError(
-            f"the data hold {whole.size} examples, fewer than batch_size={batch_size}; pass {whole.size} "
-            "or less."
+            f"the {name} of data {actual}, and the first dimension must count the {batch.size} "
+            "examples. Transpose or convert them, or pass a list of ready batches."
+        )
+    if batch_size > batch.size:
+        raise ProblemError(
+            f"the data hold {batch.size} examples, fewer than batch_size={batch_size}; pass "
+            f"{batch.size} or less."
         )

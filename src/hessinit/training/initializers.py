@@ -1,4 +1,4 @@
-"""Initializations by name, for `compare` and `sweep`: how each one writes the weights of a new model."""
+"""Initializations by name, for `compare` and `sweep`: how they write the weights of a model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 from hessinit.errors import ProblemError, choose, list_of
 from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, Scheme, draw_scheme_
 from hessinit.init.weights import find_targets
-from hessinit.problem.problem import Forward, Loss
-from hessinit.training.data import derive, generator, seed_everything
+from hessinit.problem.problem import Problem
+from hessinit.training.data import generator, seed_everything
 
 OURS = "hessinit"
 DEFAULT = "default"
@@ -26,7 +26,7 @@ WriteWeights = Callable[..., Any]  # function(model, loss, batch, lr, seed), wri
 
 @dataclass(frozen=True)
 class NormalWeights:
-    """The initialization of a sweep: weights from N(0, std²), biases 0; weights outside `layers` stay."""
+    """The initialization of a sweep: weights of `layers` from N(0, std²), their biases 0."""
 
     std: float
     layers: str | tuple[str, ...] | None = None
@@ -46,7 +46,7 @@ class NormalWeights:
 
 @dataclass(frozen=True)
 class Initializer:
-    """A name, the scheme or function behind it, and the steps of learning-rate warmup that go with it."""
+    """A name, the scheme or function behind it, and the steps of its learning-rate warmup."""
 
     name: str
     scheme: str | WriteWeights
@@ -59,94 +59,79 @@ class Initializer:
 
     @property
     def description(self) -> str:
-        """The same in every process, for the record of the experiment."""
-        return describe(self.scheme) + (
-            f" with {self.warmup} steps of warmup" if self.warmup else ""
-        )
+        """What the record of the experiment says; the same in every process."""
+        if not self.warmup:
+            return describe(self.scheme)
+        return f"{describe(self.scheme)} with {self.warmup} steps of warmup"
 
-    def initialize_(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        batch: tuple[Any, Any],
-        lr: float,
-        seed: int,
-        forward: Forward | None,
-        optimizer: Any,
-    ) -> str:
-        """Write the weights in place; returns why a target was not met, else an empty string."""
+    def initialize_(self, problem: Problem, lr: float, seed: int, optimizer: Any) -> str:
+        """Write the weights in place; return why a target was not met, or an empty string."""
         seed_everything(seed, "start")
         if self.scheme == OURS:
             from hessinit.training.initialize import initialize_  # the other schemes do not need it
 
-            number = derive(seed, "start")
             result = initialize_(
-                model,
-                loss,
-                batch,
-                lr=lr,
-                optimizer=optimizer,
-                forward=forward,
-                seed=number,
-                overwrite=True,
-                distributed="each",
+                problem, lr=lr, optimizer=optimizer, overwrite=True, distributed="each"
             )
             return "" if result.converged else str(result.reason)
         if callable(self.scheme):
-            self.scheme(model, loss, batch, lr, derive(seed, "start"))
+            self.scheme(problem.model, problem.loss, problem.batch, lr, problem.seed)
         elif self.scheme != DEFAULT:
-            source = generator(seed, "start")
-            draw_scheme_(model, Scheme(self.scheme), batch[0], forward, generator=source)
+            draw_scheme_(
+                problem.model,
+                Scheme(self.scheme),
+                problem.batch[0],
+                problem.forward,
+                generator=generator(seed, "start"),
+            )
         return ""
 
 
 def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
-    """Names, or a mapping from names to names or functions; "+warmup" adds `warmup` steps of warmup.
+    """Return the initializers of names, or of a mapping from names to names or functions.
 
-    >>> [(one.scheme, one.warmup) for one in read_schemes(["he", "lsuv+warmup"], warmup=40)]
+    A name that ends in "+warmup" has `warmup` steps of warmup.
+
+    >>> schemes = read_schemes(["he", "lsuv+warmup"], warmup=40)
+    >>> [(initializer.scheme, initializer.warmup) for initializer in schemes]
     [('he', 0), ('lsuv', 40)]
     """
-    if isinstance(schemes, str):
-        schemes = [schemes]
-    named = (
-        list(schemes.items())
-        if isinstance(schemes, Mapping)
-        else [(each, each) for each in list_of(schemes)]
-    )
+    if isinstance(schemes, Mapping):
+        named = list(schemes.items())
+    else:
+        names = [schemes] if isinstance(schemes, str) else list_of(schemes)
+        named = list(zip(names, names, strict=True))
     if not named:
         rule = "a list of names, such as ['he'], or a mapping from names to names or functions"
         raise ProblemError(f"schemes={schemes!r} must be {rule}.")
     if len({name for name, _ in named}) < len(named):
         raise ProblemError(f"schemes={schemes!r} must hold every scheme once.")
-    found = []
-    for name, scheme in named:
-        steps = warmup if any(str(each).endswith(WARMUP) for each in (name, scheme)) else 0
-        if isinstance(scheme, Initializer):
-            found.append(scheme)
-        elif isinstance(scheme, str):
-            base = scheme.removesuffix(WARMUP)
-            choose("schemes", base, KNOWN, SYNONYMS)
-            found.append(Initializer(name, base, steps))
-        elif (
-            not callable(scheme)
-            or isinstance(scheme, (type, nn.Module))
-            or not isinstance(name, str)
-        ):
-            raise ProblemError(
-                f"schemes holds {scheme!r}; a scheme is a name, such as 'he', or in a mapping a function "
-                "scheme(model, loss, batch, lr, seed) that writes the weights in place: {'mine': function}."
-            )
-        else:
-            found.append(Initializer(name, scheme, steps))
-    return tuple(found)
+    return tuple(_read_scheme(name, scheme, warmup) for name, scheme in named)
 
 
-def describe(thing: Any) -> str:
-    """A function or module in words that are the same in every process: no addresses.
+def _read_scheme(name: Any, scheme: Any, warmup: int) -> Initializer:
+    if isinstance(scheme, Initializer):
+        return scheme
+    steps = warmup if str(name).endswith(WARMUP) or str(scheme).endswith(WARMUP) else 0
+    if isinstance(scheme, str):
+        base = scheme.removesuffix(WARMUP)
+        choose("schemes", base, KNOWN, SYNONYMS)
+        return Initializer(name, base, steps)
+    is_function = callable(scheme) and not isinstance(scheme, (type, nn.Module))
+    if is_function and isinstance(name, str):
+        return Initializer(name, scheme, steps)
+    raise ProblemError(
+        f"schemes holds {scheme!r}; a scheme is a name, such as 'he', or in a mapping a function "
+        "scheme(model, loss, batch, lr, seed) that writes the weights in place: {'mine': function}."
+    )
+
+
+def describe(source: Any) -> str:
+    """Return a function or module in words that are the same in every process: no addresses.
 
     >>> describe(torch.nn.functional.mse_loss), describe(NormalWeights(0.1))
     ('torch.nn.functional.mse_loss', 'NormalWeights(std=0.1, layers=None)')
     """
-    if hasattr(thing, "__qualname__"):
-        return f"{thing.__module__}.{thing.__qualname__}"
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(thing))
+    if hasattr(source, "__qualname__"):
+        return f"{source.__module__}.{source.__qualname__}"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(source))

@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,14 +17,16 @@ from hessinit.errors import ProblemError, accepts, check_positive, choose
 from hessinit.problem import validate
 from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import uninterrupted, untouched_random_state
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.results.track_record import Tracking
 from hessinit.training.data import copy_to, device_of, read_data, seed_everything
 
 # A function of the parameters and the learning rate, or of the parameters alone.
 MakeOptimizer = Callable[..., Optimizer]
 
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter], float, float], Optimizer]] = {
+Parameters = list[nn.Parameter]
+
+OPTIMIZERS: dict[str, Callable[[Parameters, float, float], Optimizer]] = {
     "sgd": lambda parameters, lr, _: SGD(parameters, lr=lr),
     "momentum": lambda parameters, lr, momentum: SGD(parameters, lr=lr, momentum=momentum),
     "nesterov": lambda parameters, lr, momentum: SGD(
@@ -48,7 +51,7 @@ def train(
     build: Callable[[], nn.Module] | None = None,
     on_step: Callable[[int, float], object] | None = None,
 ) -> tuple[list[float], str]:
-    """Train in place; returns the loss of every mini-batch before its step, and a failure in words.
+    """Train in place; returns the loss of every mini-batch before its step, and why it failed.
 
     At most `steps` of the `batches` are used. A loss that is not finite is the last, and no step is
     made with it. An exception counts as a loss of nan if the weights are its cause: some are not
@@ -110,8 +113,7 @@ def _caused_by_weights(
 
 
 def train_and_track(
-    model: nn.Module,
-    loss: Loss,
+    problem: Problem,
     data: Any,
     *,
     lr: float,
@@ -120,71 +122,62 @@ def train_and_track(
     optimizer: str | MakeOptimizer = "sgd",
     warmup: int = 0,
     examples: int = 256,
-    forward: Forward | None = None,
-    seed: int = 0,
     name: str = "",
-    progress: Callable[[int, float], object] | None = None,
-    **options: Any,
+    on_step: Callable[[int, float], object] | None = None,
+    **tracking: Any,
 ) -> Tracking:
-    """Train `model` in place on mini-batches of `data`, and track its curvature on `examples` of them.
+    """Train the problem's model in place on mini-batches of `data`, and track its curvature.
 
-    `data`, `batch_size`, `optimizer` and `warmup` are as in `compare`; `options` are those of
-    `track`. Start and end are measured whatever the `max_overhead`. `progress(step, loss)` is
-    called after every step. The same seed gives the same weights, and the caller's random
-    generators are not touched.
+    It is measured on `examples` of the data. `data`, `batch_size`, `optimizer` and `warmup` are as
+    in `compare`; `tracking` are arguments of `track`. Start and end are measured whatever the
+    `max_overhead`. `on_step(step, loss)` is called after every step. The same seed gives the same
+    weights, and the caller's random generators are not touched.
     """
-    from hessinit.training.track import track
+    from hessinit.training.track import TrackSettings, track
 
-    validate.check_arguments(model, loss, forward)
-    counts = {"steps": steps, "batch_size": batch_size, "examples": examples}
-    steps, batch_size, examples = (
-        validate.check_whole(name, value, 1) for name, value in counts.items()
-    )
+    steps = validate.check_whole("steps", steps, at_least=1)
+    batch_size = validate.check_whole("batch_size", batch_size, at_least=1)
+    examples = validate.check_whole("examples", examples, at_least=1)
     rate = check_positive("lr", lr)
     warmup = validate.check_whole("warmup", warmup, at_least=0)
     check_optimizer(optimizer)
     read = read_data(data, batch_size, steps)
-    tracked = [(one.inputs, one.targets) for one in read.tracked_batches(examples, seed)]
+    batches = read.tracked_batches(examples, problem.seed)
+    pairs = [(batch.inputs, batch.targets) for batch in batches]
+    problem = replace(problem, batch=pairs[0] if len(pairs) == 1 else pairs)
+    model = problem.model
     with (
         in_mode(model, training=True),
         untouched_random_state(),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
-        seed_everything(seed, "training")
+        seed_everything(problem.seed, "training")
         stepper = make_optimizer(optimizer, model, rate)
         ramp = Warmup(stepper, warmup)
         ramp.set(0)
-        with track(
-            model,
-            loss,
-            tracked[0] if len(tracked) == 1 else tracked,
-            optimizer=stepper,
-            forward=forward,
-            seed=seed,
-            **{"path": None, "log_to": None, "warn": False, **options},
-        ) as tracker:
+        quiet = {"path": None, "log_to": None, "settings": TrackSettings(warn=False)}
+        with track(problem, optimizer=stepper, **{**quiet, **tracking}) as tracker:
             tracker.name = name
 
-            def on_step(step: int, value: float) -> None:
-                tracker.step(value)
-                if progress is not None:
-                    progress(step, value)
-                if not math.isfinite(value):
+            def after_step(step: int, loss: float) -> None:
+                tracker.step(loss)
+                if on_step is not None:
+                    on_step(step, loss)
+                if not math.isfinite(loss):
                     tracker.add_note(
-                        f"The loss became {value} at step {tracker.steps}; training ended there."
+                        f"The loss became {loss} at step {tracker.steps}; training ended there."
                     )
 
-            batches = (copy_to(batch, device_of(model)) for batch in read.minibatches(seed))
             train(
                 model,
-                loss,
-                batches,
+                problem.loss,
+                (copy_to(batch, device_of(model)) for batch in read.minibatches(problem.seed)),
                 stepper,
                 steps=steps,
                 warmup=ramp,
-                forward=forward,
-                on_step=on_step,
+                forward=problem.forward,
+                on_step=after_step,
             )
             if tracker.tracking.points[-1].step < tracker.steps:
                 tracker.measure()
@@ -192,11 +185,11 @@ def train_and_track(
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse what is no name and no function that builds an optimizer."""
+    """Raise ProblemError if this is no known name and no function that builds an optimizer."""
     if isinstance(optimizer, Optimizer):
         raise ProblemError(
-            f"optimizer is a {type(optimizer).__name__} of one model, and every run trains a new one; pass "
-            f"a function such as {EXAMPLE}."
+            f"optimizer is a {type(optimizer).__name__} of one model, and every run trains a new "
+            f"one; pass a function such as {EXAMPLE}."
         )
     if isinstance(optimizer, str):
         choose("optimizer", optimizer, list(OPTIMIZERS), {"gd": "sgd", "heavy ball": "momentum"})
@@ -213,14 +206,15 @@ def make_optimizer(
     learning_rate: float | None,
     momentum: float = 0.9,
 ) -> Optimizer:
-    """An optimizer of the model's trainable parameters.
+    """Build an optimizer of the model's trainable parameters.
 
     Where a function takes the parameters alone, the rates of its groups are scaled, the largest to
-    `learning_rate`; None keeps them, and passes 1 to a function that cannot do without a rate.
+    `learning_rate`. With None its rates stay; a function that requires a rate is then passed 1.
 
     >>> import functools
-    >>> made = make_optimizer(functools.partial(SGD, lr=0.1, momentum=0.5), nn.Linear(2, 1), 0.3)
-    >>> made.param_groups[0]["lr"], made.param_groups[0]["momentum"]
+    >>> build = functools.partial(SGD, lr=0.1, momentum=0.5)
+    >>> optimizer = make_optimizer(build, nn.Linear(2, 1), 0.3)
+    >>> optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]
     (0.3, 0.5)
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -231,46 +225,56 @@ def make_optimizer(
     rate = 1.0 if learning_rate is None else learning_rate
     if isinstance(optimizer, str):
         return OPTIMIZERS[optimizer](parameters, rate, momentum)
-    takes_rate = accepts(optimizer, [], 0.1) and (
-        learning_rate is not None or not accepts(optimizer, [])
-    )
+    takes_rate = accepts(optimizer, [], 0.1)
+    if learning_rate is None and accepts(optimizer, []):
+        takes_rate = False
     try:
-        made: Any = optimizer(parameters, rate) if takes_rate else optimizer(parameters)
+        built: Any = optimizer(parameters, rate) if takes_rate else optimizer(parameters)
     except ValueError as failure:  # torch refuses an empty list
-        raise ProblemError(_cannot_train(f"optimizer cannot be built: {failure}")) from failure
-    if not isinstance(made, Optimizer):
+        raise ProblemError(_explain_build(f"optimizer cannot be built: {failure}")) from failure
+    _check_trains(built, model)
+    if not takes_rate and learning_rate is not None:
+        _scale_rates(built, learning_rate)
+    return built
+
+
+def _check_trains(built: Any, model: nn.Module) -> None:
+    """Raise ProblemError unless a user's function built an optimizer of this model's parameters."""
+    kind = type(built).__name__
+    if not isinstance(built, Optimizer):
         raise ProblemError(
-            f"optimizer returned a {type(made).__name__}; it must be called as optimizer(parameters, lr) or "
+            f"optimizer returned a {kind}; it must be called as optimizer(parameters, lr) or "
             "optimizer(parameters) and return a torch.optim.Optimizer."
         )
-    own = {id(parameter) for parameter in model.parameters()}
-    updated = [parameter for group in made.param_groups for parameter in group["params"]]
-    others = sum(id(parameter) not in own for parameter in updated)
-    if others or not updated:
-        found = (
-            f"{others} of its {len(updated)} parameters are not the model's"
-            if others
-            else "it has none"
-        )
-        raise ProblemError(
-            _cannot_train(
-                f"optimizer returned a {type(made).__name__} that does not train the model: {found}"
-            )
-        )
-    keeps = takes_rate or learning_rate is None
-    if not keeps and all("lr" in group for group in made.param_groups):
-        largest = max(float(group["lr"]) for group in made.param_groups)
-        for group in made.param_groups if largest > 0 else ():
-            group["lr"] = rate * (group["lr"] / largest)
-    return made
+    of_model = {id(parameter) for parameter in model.parameters()}
+    updated = [id(parameter) for group in built.param_groups for parameter in group["params"]]
+    strangers = sum(parameter not in of_model for parameter in updated)
+    if updated and not strangers:
+        return
+    fault = "it has none"
+    if strangers:
+        fault = f"{strangers} of its {len(updated)} parameters are not the model's"
+    raise ProblemError(
+        _explain_build(f"optimizer returned a {kind} that does not train the model: {fault}")
+    )
 
 
-def _cannot_train(why: str) -> str:
-    return f"{why.rstrip('.')}. Build it over the parameters that it is given, as {EXAMPLE}."
+def _explain_build(fault: str) -> str:
+    return f"{fault.rstrip('.')}. Build it over the parameters that it is given, as {EXAMPLE}."
+
+
+def _scale_rates(optimizer: Optimizer, learning_rate: float) -> None:
+    """Bring the largest rate to this one; the other groups keep their proportion to it."""
+    if not all("lr" in group for group in optimizer.param_groups):
+        return
+    largest = max(float(group["lr"]) for group in optimizer.param_groups)
+    if largest > 0:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * (group["lr"] / largest)
 
 
 class Warmup:
-    """Raises the learning rate linearly over `steps` steps to the optimizer's own; 0 steps change nothing.
+    """Raises the learning rate linearly over `steps` steps to the optimizer's; 0 changes nothing.
 
     >>> optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
     >>> warmup = Warmup(optimizer, steps=4)
@@ -280,7 +284,8 @@ class Warmup:
     """
 
     def __init__(self, optimizer: Optimizer, steps: int) -> None:
-        self._groups = [(group, group["lr"]) for group in optimizer.param_groups]
+        groups = optimizer.param_groups if steps else []
+        self._groups = [(group, group["lr"]) for group in groups]
         self._steps = steps
 
     def set(self, step: int) -> None:

@@ -1,10 +1,10 @@
-"""The stability limit of an optimizer, from its name or from a `torch.optim` optimizer with its groups."""
+"""The stability limit of an optimizer, from its name or from a `torch.optim` optimizer's groups."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,20 +16,18 @@ from hessinit.curvature import lanczos, operators
 from hessinit.curvature.engine import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
-from hessinit.errors import ProblemError, accepts, check_names, choose
+from hessinit.errors import ProblemError, accepts, choose
 from hessinit.problem import validate
-from hessinit.problem.functional import ProblemOptions
 from hessinit.results.advice import DESCENTS, Descent, check_rate, named_descent
 from hessinit.results.curvature_report import Estimate
 from hessinit.training import loop
 
 Rule = Descent | AdamRule
 
-# A name, a torch optimizer, or a function that builds one: what every verb that reads a rule
-# accepts.
+# A name, a torch optimizer, or a function that builds one: what a verb that reads a rule accepts.
 AnyOptimizer = str | Optimizer | loop.MakeOptimizer
-# Below this many steps, some entries of Adam's √v are near 0 by chance, and would dominate P^-½ H
-# P^-½.
+# Below this many steps, some entries of Adam's √v are near 0 by chance, and would dominate
+# P^-½ H P^-½.
 YOUNG = 5
 
 # AdamW before Adam, which it derives from.
@@ -44,43 +42,30 @@ _COMMON = (
     "decoupled_weight_decay",
     "maximize",
 )
-# Wrappers of Lightning, Fabric and accelerate pass a step on. Others, as Lookahead, step in their
-# own way.
+# Wrappers of Lightning, Fabric and accelerate pass a step on. Others, such as Lookahead, step in a
+# way of their own.
 _WRAPPERS = {"LightningOptimizer", "_FabricOptimizer", "AcceleratedOptimizer"}
 
 
-class CurvatureOptions(ProblemOptions, total=False):
-    """What `advise` and `track` measure, and how accurately."""
-
-    curvature: str
-    tolerance: float
-    max_iterations: int
-
-
-def read_curvature_options(
-    model: Any, loss: Any, options: Mapping[str, Any]
-) -> tuple[str, LanczosSettings, dict[str, Any]]:
-    """Check the options; returns the curvature, the settings of Lanczos, and the options of a `Problem`."""
-    check_names(options, CurvatureOptions.__annotations__)
-    given = {
-        "curvature": "gauss-newton",
-        "tolerance": 1e-3,
-        "max_iterations": 200,
-        "seed": 0,
-        **options,
-    }
-    curvature = given.pop("curvature")
-    tolerance = validate.check_tolerance(given.pop("tolerance"))
+def read_lanczos_settings(
+    curvature: str, tolerance: float, max_iterations: int, seed: int
+) -> LanczosSettings:
+    """Check what is measured, and how accurately; returns the settings of Lanczos."""
     choose("curvature", curvature, ["gauss-newton", "hessian"])
-    iterations = validate.check_whole("max_iterations", given.pop("max_iterations"), at_least=1)
-    given["seed"] = validate.check_whole("seed", given["seed"], at_least=0)
-    given["layers"] = validate.list_patterns(given.get("layers"))
-    validate.check_arguments(
-        model,
-        loss,
-        **{name: value for name, value in given.items() if name not in ("seed", "layers")},
+    return LanczosSettings(
+        validate.check_tolerance(tolerance),
+        validate.check_whole("max_iterations", max_iterations, at_least=1),
+        seed,
     )
-    return curvature, LanczosSettings(tolerance, iterations, given["seed"]), given
+
+
+def name_rule(rule: Rule | None) -> str:
+    """Return the name of a rule, such as "momentum"; an unknown rule counts as gradient descent."""
+    if isinstance(rule, AdamRule):
+        return "adamw" if rule.decoupled else "adam"
+    if rule is None or not rule.momentum:
+        return "sgd"
+    return "nesterov" if rule.nesterov else "momentum"
 
 
 @dataclass(frozen=True)
@@ -102,24 +87,30 @@ class OptimizerRule:
     state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all weights have the same learning rate and weight decay."""
+        return len(set(self.rates.values())) <= 1 and len(set(self.decays.values())) <= 1
+
     def relative_rates(self, leaves: Mapping[str, Tensor]) -> Tensor | None:
-        """Each weight's learning rate over the largest one, flat; None where all are equal."""
+        """Return each weight's learning rate over the largest, flat; None where all are equal."""
         if len(set(self.rates.values())) <= 1:
             return None
         largest = max(self.rates.values())
         return _flat({name: rate / largest for name, rate in self.rates.items()}, leaves)
 
     def decay(self, leaves: Mapping[str, Tensor]) -> Tensor:
+        """Return each weight's decay, flat."""
         common = 0.0 if self.rule is None else self.rule.weight_decay
         return _flat({name: self.decays.get(name, common) for name in leaves}, leaves)
 
     def age(self, leaves: Mapping[str, Tensor]) -> float:
-        """The number of steps that Adam's state knows, for the parameter with the fewest; 0 without state."""
+        """Return the number of steps in Adam's state, that of the youngest weight; 0 without."""
         states = [self.state.get(name) or {} for name in leaves]
-        return min((float(one["step"]) for one in states if "exp_avg_sq" in one), default=0.0)
+        return min((float(state["step"]) for state in states if "exp_avg_sq" in state), default=0.0)
 
     def preconditioner(self, leaves: Mapping[str, Tensor]) -> Tensor:
-        """`P = √v + eps` of Adam's own state, flat; inf where a weight does not move.
+        """Return `P = √v + eps` of Adam's own state, flat; inf where a weight does not move.
 
         The mean gradient is not corrected for its start at 0: that fades in too few steps to
         diverge in.
@@ -141,12 +132,12 @@ class OptimizerRule:
 
 @dataclass(frozen=True)
 class StabilityLimit:
-    """The largest stable learning rate and the one of the largest guaranteed decrease (of the fastest group).
+    """The largest stable learning rate, and that of the largest guaranteed decrease.
 
-    `norm` is that of H plus weight decay, scaled by each weight's preconditioner and relative
-    learning rate. `rule` holds the decay that is not a part of it; `ends` are those of the
-    spectrum, for gradient descent. `first_step` is that of `AdamCurvature`; `products` counts those
-    with the curvature beyond `extremes`.
+    Both are those of the fastest group. `norm` is that of H plus weight decay, scaled by each
+    weight's preconditioner and relative learning rate. `rule` holds the decay that is not a part of
+    it; `ends` are those of the spectrum, for gradient descent. `first_step` is that of
+    `AdamCurvature`; `products` counts those with the curvature beyond `extremes`.
     """
 
     stable: float
@@ -160,9 +151,9 @@ class StabilityLimit:
     notes: tuple[str, ...] = ()
 
     @staticmethod
-    def unknown(rule: Rule, why: str) -> StabilityLimit:
-        """No limit: the curvature cannot be had, and trials alone tell the rate."""
-        return StabilityLimit(math.nan, math.nan, Estimate(math.nan, 0.0, True, why), rule)
+    def unknown(rule: Rule, reason: str) -> StabilityLimit:
+        """Return no limit: without a curvature, trials alone tell the rate."""
+        return StabilityLimit(math.nan, math.nan, Estimate(math.nan, 0.0, True, reason), rule)
 
 
 def find_stability_limit(
@@ -175,7 +166,7 @@ def find_stability_limit(
     extremes: Extremes | None = None,
     top_only: bool = False,
 ) -> StabilityLimit:
-    """The stability limit of an optimizer on a quadratic with the curvature of `engine`.
+    """Return the stability limit of an optimizer on a quadratic with the curvature of `engine`.
 
     Groups with rates or decays of their own are measured in coordinates in which all weights move
     as fast as the fastest. Negative curvature counts in the norm unless `top_only`: along it every
@@ -184,71 +175,115 @@ def find_stability_limit(
     """
     leaves = evaluations[0].problem.leaves
     rule = optimizer.rule
-    relative = optimizer.relative_rates(leaves)
-    assert rule is not None
-    is_plain = relative is None and len(set(optimizer.decays.values())) <= 1
-    if isinstance(rule, AdamRule) and (age := optimizer.age(leaves)) < YOUNG:
-        diagonal = None
-        if rule.decoupled and not is_plain:
-            diagonal = _decoupled(rule, optimizer.decay(leaves), relative)
-            rule = replace(rule, weight_decay=0.0)
-        found = measure_adam(
-            rule,
-            engine,
-            evaluations,
-            settings,
-            semidefinite=semidefinite,
-            relative_rates=relative,
-            diagonal=diagonal,
+    if isinstance(rule, Descent) and optimizer.is_uniform:
+        return _limit_of_descent(rule, extremes or engine.extremes(list(leaves)), top_only)
+    if isinstance(rule, AdamRule) and optimizer.age(leaves) < YOUNG:
+        return _limit_of_young_adam(
+            rule, optimizer, engine, evaluations, settings, semidefinite=semidefinite
         )
-        stable = rule.stability_limit(found.norm.value) if age else found.stability_limit(rule)
-        return StabilityLimit(
-            stable,
-            found.best(rule),
-            found.norm,
-            rule,
-            None,
-            found.first_step,
-            found.frozen,
-            found.norm.products,
-            found.notes,
-        )
-    if isinstance(rule, Descent) and is_plain:
-        extremes = extremes or engine.extremes(list(leaves))
-        norm = rule.norm(extremes.top, extremes.bottom)
-        limiting = max(extremes.top.value + rule.weight_decay, 0.0) if top_only else norm.value
-        stable = rule.stability_limit(limiting)
-        best = rule.best(norm.value)
-        return StabilityLimit(stable, best, norm, rule, (extremes.top, extremes.bottom))
-    # With S = P/relative rate the matrix is S^-½ (H + decay) S^-½, or with AdamW S^-½ H S^-½ + its
-    # own decay.
-    rule = replace(rule, weight_decay=0.0)
-    decay = optimizer.decay(leaves)
-    scale = (
-        torch.ones_like(decay) if isinstance(rule, Descent) else optimizer.preconditioner(leaves)
-    )
-    scale = scale if relative is None else scale / relative
-    is_decoupled = isinstance(rule, AdamRule) and rule.decoupled
-    diagonal = _decoupled(rule, decay, relative) if is_decoupled else decay / scale  # type: ignore[arg-type]
-    diagonal = torch.where(torch.isfinite(scale), diagonal, 0.0)
-    operator = ScaledCurvature(engine.operator(list(leaves)), scale, diagonal)
+    operator = _scaled_curvature(optimizer, engine, leaves)
     # Not started from the last eigenvector: where the sharpest direction has changed since, such a
     # search often ends at the old one and cannot tell (docs/tracking.md has the numbers).
     if top_only:
         norm = lanczos.lanczos(operator, which="top", **settings.options).top
     else:
         norm = spectral_norm(operator, settings, semidefinite=semidefinite)
+    assert rule is not None
+    rule = replace(rule, weight_decay=0.0)
     value = max(norm.value, 0.0)
-    stable = rule.stability_limit(value)
-    best = rule.best(value)
     zero = replace(norm, value=0.0, error=0.0, converged=True, products=0)
-    return StabilityLimit(stable, best, norm, rule, (norm, zero), products=norm.products)
+    return StabilityLimit(
+        rule.stability_limit(value),
+        rule.best(value),
+        norm,
+        rule,
+        ends=(norm, zero),
+        products=norm.products,
+    )
 
 
-def _decoupled(rule: AdamRule, decay: Tensor, relative: Tensor | None) -> Tensor:
-    """The curvature that acts as a decoupled decay does at z = −1, where the steps leave the unit circle."""
+def _limit_of_descent(rule: Descent, extremes: Extremes, top_only: bool) -> StabilityLimit:
+    norm = rule.norm(extremes.top, extremes.bottom)
+    limiting = max(extremes.top.value + rule.weight_decay, 0.0) if top_only else norm.value
+    return StabilityLimit(
+        rule.stability_limit(limiting),
+        rule.best(norm.value),
+        norm,
+        rule,
+        ends=(extremes.top, extremes.bottom),
+    )
+
+
+def _limit_of_young_adam(
+    rule: AdamRule,
+    optimizer: OptimizerRule,
+    engine: Engine,
+    evaluations: Sequence[Evaluation],
+    settings: LanczosSettings,
+    *,
+    semidefinite: bool,
+) -> StabilityLimit:
+    """Return the limit of Adam before its state is of use: P is that of mini-batch gradients."""
+    leaves = evaluations[0].problem.leaves
+    relative_rates = optimizer.relative_rates(leaves)
+    diagonal = None
+    if rule.decoupled and not optimizer.is_uniform:
+        diagonal = _decoupled_decay(rule, optimizer.decay(leaves), relative_rates)
+        rule = replace(rule, weight_decay=0.0)
+    curvature = measure_adam(
+        rule,
+        engine,
+        evaluations,
+        settings,
+        semidefinite=semidefinite,
+        relative_rates=relative_rates,
+        diagonal=diagonal,
+    )
+    stable = curvature.stability_limit(rule)
+    if optimizer.age(leaves):  # the first step is behind it
+        stable = rule.stability_limit(curvature.norm.value)
+    return StabilityLimit(
+        stable,
+        curvature.best(rule),
+        curvature.norm,
+        rule,
+        first_step=curvature.first_step,
+        frozen=curvature.frozen,
+        products=curvature.norm.products,
+        notes=curvature.notes,
+    )
+
+
+def _scaled_curvature(
+    optimizer: OptimizerRule, engine: Engine, leaves: Mapping[str, Tensor]
+) -> ScaledCurvature:
+    """Return the curvature in coordinates in which all weights move as fast as the fastest.
+
+    With S = P/relative rate it is S^-½ (H + decay) S^-½, or with AdamW S^-½ H S^-½ plus its decay.
+    """
+    rule = optimizer.rule
+    relative_rates = optimizer.relative_rates(leaves)
+    decay = optimizer.decay(leaves)
+    scale = torch.ones_like(decay)
+    if isinstance(rule, AdamRule):
+        scale = optimizer.preconditioner(leaves)
+    if relative_rates is not None:
+        scale = scale / relative_rates
+    diagonal = decay / scale
+    if isinstance(rule, AdamRule) and rule.decoupled:
+        diagonal = _decoupled_decay(rule, decay, relative_rates)
+    diagonal = torch.where(torch.isfinite(scale), diagonal, 0.0)
+    return ScaledCurvature(engine.operator(list(leaves)), scale, diagonal)
+
+
+def _decoupled_decay(rule: AdamRule, decay: Tensor, relative_rates: Tensor | None) -> Tensor:
+    """Return the curvature that acts as a decoupled decay does where the steps become unstable.
+
+    That is at z = −1, where the roots leave the unit circle.
+    """
     strength = (1 + rule.beta1) / (1 - rule.beta1)
-    return strength * decay if relative is None else strength * decay * relative
+    acting = strength * decay
+    return acting if relative_rates is None else acting * relative_rates
 
 
 def _flat(values: Mapping[str, float], leaves: Mapping[str, Tensor]) -> Tensor:
@@ -258,7 +293,7 @@ def _flat(values: Mapping[str, float], leaves: Mapping[str, Tensor]) -> Tensor:
 
 
 def require_known_optimizer(optimizer: Any) -> None:
-    """Refuse what is neither a torch optimizer, nor a name, nor a function that builds one."""
+    """Raise ProblemError unless this is a torch optimizer, a name, or a function that builds it."""
     if not isinstance(optimizer, Optimizer):
         loop.check_optimizer(optimizer)
 
@@ -269,47 +304,56 @@ def build_optimizer_rule(
     *,
     lr: float | None = None,
     layers: str | Iterable[str] | None = None,
-    **settings: Any,
+    settings: Mapping[str, Any] | None = None,
 ) -> OptimizerRule:
-    """The rule of a name, a torch optimizer, or a function of the parameters (and the rate) that builds one.
+    """Return the rule of a name, a torch optimizer, or a function that builds one.
 
-    `settings` are what was given with a name, None where torch's defaults apply. Without `lr` the
-    rate is the optimizer's own; a name, and a function that cannot do without a rate, have none.
+    `settings` were given with a name; torch's defaults apply to those that are missing or None.
+    Without `lr` the rate is the optimizer's own; a name, and a function that requires a rate, have
+    none.
 
-    >>> made = build_optimizer_rule(lambda parameters: SGD(parameters, lr=0.1, momentum=0.5), nn.Linear(2, 1))
-    >>> made.name, made.lr, build_optimizer_rule("adam", nn.Linear(2, 1)).lr
+    >>> build = lambda parameters: SGD(parameters, lr=0.1, momentum=0.5)
+    >>> rule = build_optimizer_rule(build, nn.Linear(2, 1))
+    >>> rule.name, rule.lr, build_optimizer_rule("adam", nn.Linear(2, 1)).lr
     ('SGD(momentum=0.5)', 0.1, None)
     """
     require_known_optimizer(optimizer)
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ProblemError(
+            f"settings={settings!r} must be a dict of the settings of a named optimizer, such as "
+            "{'momentum': 0.5}."
+        )
     lr = check_rate(lr)
-    given = {name: value for name, value in settings.items() if value is not None}
+    chosen = {name: value for name, value in (settings or {}).items() if value is not None}
     if isinstance(optimizer, str):
-        return _name_optimizer(optimizer, lr, given)
-    if given:
-        why = f"{', '.join(given)} was given, and the optimizer has its own"
-        raise ProblemError(f"{why}; leave it out, or pass a name such as 'adam'.")
+        return _rule_of_name(optimizer, lr, chosen)
+    if chosen:
+        raise ProblemError(
+            f"{', '.join(chosen)} was given, and the optimizer has its own; leave it out, or pass "
+            "a name such as 'adam'."
+        )
     inner = validate.unwrap(model)
     has_rate = True
     if not isinstance(optimizer, Optimizer):
         has_rate = lr is not None or accepts(optimizer, [])
         optimizer = loop.make_optimizer(optimizer, inner, lr)
-    found = read_optimizer(optimizer, inner, validate.find_layers(inner, layers), lr=lr)
-    return found if has_rate else replace(found, lr=None)
+    rule = read_optimizer(optimizer, inner, validate.find_layers(inner, layers), lr=lr)
+    return rule if has_rate else replace(rule, lr=None)
 
 
-def _name_optimizer(optimizer: str, lr: float | None, given: Mapping[str, Any]) -> OptimizerRule:
-    known = (
-        ("momentum", "weight_decay") if optimizer in DESCENTS else ("betas", "eps", "weight_decay")
-    )
-    for name, value in given.items():
-        if name not in known:
+def _rule_of_name(optimizer: str, lr: float | None, settings: Mapping[str, Any]) -> OptimizerRule:
+    is_descent = optimizer in DESCENTS
+    names = ("momentum", "weight_decay") if is_descent else ("betas", "eps", "weight_decay")
+    for name, value in settings.items():
+        if name not in names:
             raise ProblemError(
                 f"{name}={value!r} is no setting of optimizer={optimizer!r}; leave it out."
             )
-    if optimizer in DESCENTS:
-        rule: Rule = named_descent(optimizer, given.get("momentum"), given.get("weight_decay"))
+    rule: Rule
+    if is_descent:
+        rule = named_descent(optimizer, settings.get("momentum"), settings.get("weight_decay"))
     else:
-        rule = _adam_rule(given, decoupled=optimizer == "adamw")
+        rule = _adam_rule(settings, decoupled=optimizer == "adamw")
     return OptimizerRule(rule, lr, str(rule))
 
 
@@ -321,88 +365,155 @@ def read_optimizer(
     lr: float | None = None,
     in_training: bool = False,
 ) -> OptimizerRule:
-    """The rule of the groups that hold some of `layers`; they may differ in learning rate and weight decay.
+    """Return the rule of the groups that hold some of `layers`.
 
-    `lr`, if given, replaces the largest learning rate; the others keep their proportion to it.
-    `in_training` reads the current learning rates and Adam's state, and an unknown optimizer has
-    `rule=None`. Otherwise rates are those that a warmup leads to, before the first step, and an
-    unknown optimizer is refused.
+    They may differ in learning rate and weight decay. `lr`, if given, replaces the largest learning
+    rate; the others keep their proportion to it. `in_training` reads the current learning rates and
+    Adam's state, and an unknown optimizer has `rule=None`. Otherwise rates are those that a warmup
+    leads to, before the first step, and an unknown optimizer is refused.
     """
     optimizer = unwrap_optimizer(optimizer)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    pairs = [(id(one), group) for group in optimizer.param_groups for one in group["params"]]
-    groups = {names[one]: group for one, group in pairs if one in names}
-    wanted = sorted(layer.parameter for layer in layers)
-    held = {name: groups[name] for name in wanted if name in groups}
+    groups = _groups_by_name(optimizer, model)
+    measured = sorted(layer.parameter for layer in layers)
+    held = {name: groups[name] for name in measured if name in groups}
     if not held:
-        way = "build it from this model's parameters(), or measure what it holds with layers="
         raise ProblemError(
-            f"the optimizer holds none of the measured weights of this model; {way}."
+            "the optimizer holds none of the measured weights of this model; build it from this "
+            "model's parameters(), or measure what it holds with layers=."
         )
     # A scheduler that warms up lowers `lr` to its first value, and keeps the one meant as
     # `initial_lr`.
     key = "lr" if in_training else "initial_lr"
     rates = {name: float(group.get(key, group["lr"])) for name, group in held.items()}
     decays = {name: float(group.get("weight_decay", 0.0)) for name, group in held.items()}
-    largest = max(rates.values())
-    notes = []
     rule = None
-    if outside := len(wanted) - len(held):
-        notes.append(f"Left out, as not in the optimizer: {outside} of {len(wanted)} weights.")
-    if not in_training and optimizer.state:
-        notes.append("The optimizer has stepped already; the advice is for one that has not.")
-    if not in_training and (len(set(rates.values())) > 1 or len(set(decays.values())) > 1):
-        notes.append(
-            "Parameter groups differ in learning rate or weight decay: the rates are for the group with the "
-            "largest learning rate, and the others keep their proportion to it."
-        )
+    refusals = []
     try:
         rule = _common_rule(optimizer, held, max(decays.values()))
     except ProblemError as refusal:
         if not in_training:
             raise
-        notes = [f"No stability limit: {refusal}"]
-    state = {name: optimizer.state.get(model.get_parameter(name)) or {} for name in held}
-    name = type(optimizer).__name__ if rule is None else str(rule)
-    return OptimizerRule(
+        refusals = [f"No stability limit: {refusal}"]
+    read = OptimizerRule(
         rule,
-        largest if lr is None else lr,
-        name,
+        max(rates.values()) if lr is None else lr,
+        type(optimizer).__name__ if rule is None else str(rule),
         rates,
         decays,
         moved=frozenset(groups),
-        state=state if in_training else {},
-        notes=tuple(notes),
     )
+    left_out = len(measured) - len(held)
+    if not in_training:
+        return replace(read, notes=tuple(_notes_before_training(read, optimizer, left_out)))
+    state = {name: optimizer.state.get(model.get_parameter(name)) or {} for name in held}
+    notes = refusals or _note_left_out(left_out, len(measured))
+    return replace(read, state=state, notes=tuple(notes))
+
+
+def _groups_by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return the group of each of the model's parameters that the optimizer holds."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        names[id(parameter)]: group
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if id(parameter) in names
+    }
+
+
+def _note_left_out(left_out: int, measured: int) -> list[str]:
+    if not left_out:
+        return []
+    return [f"Left out, as not in the optimizer: {left_out} of {measured} weights."]
+
+
+def _notes_before_training(rule: OptimizerRule, optimizer: Optimizer, left_out: int) -> list[str]:
+    notes = _note_left_out(left_out, len(rule.rates) + left_out)
+    if optimizer.state:
+        notes.append("The optimizer has stepped already; the advice is for one that has not.")
+    if not rule.is_uniform:
+        notes.append(
+            "Parameter groups differ in learning rate or weight decay: the rates are for the group "
+            "with the largest learning rate, and the others keep their proportion to it."
+        )
+    return notes
 
 
 def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that steps, inside a trainer's wrapper; unknown wrappers are returned as they are."""
+    """Return the optimizer that steps, inside a trainer's wrapper; unknown wrappers stay."""
     inner = getattr(optimizer, "optimizer", None)
     passes_on = _WRAPPERS & {kind.__name__ for kind in type(optimizer).__mro__}
     return unwrap_optimizer(inner) if passes_on and isinstance(inner, Optimizer) else optimizer
 
 
+def optimizer_builder(
+    rule: OptimizerRule, optimizer: AnyOptimizer, model: nn.Module
+) -> Callable[[float], Optimizer]:
+    """Return a function of the rate that builds the optimizer anew, its groups in proportion."""
+    if isinstance(optimizer, Optimizer):
+        return _rebuilder(unwrap_optimizer(optimizer), rule, model)
+    if not isinstance(optimizer, str):
+        return lambda lr: loop.make_optimizer(optimizer, model, lr)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    named = rule.rule
+    if isinstance(named, Descent):
+        return lambda lr: SGD(
+            parameters,
+            lr,
+            momentum=named.momentum,
+            nesterov=named.nesterov,
+            weight_decay=named.weight_decay,
+        )
+    assert isinstance(named, AdamRule)
+    kind = AdamW if named.decoupled else Adam
+    return lambda lr: kind(
+        parameters,
+        lr,
+        betas=(named.beta1, named.beta2),
+        eps=named.eps,
+        weight_decay=named.weight_decay,
+    )
+
+
+def _rebuilder(
+    optimizer: Optimizer, rule: OptimizerRule, model: nn.Module
+) -> Callable[[float], Optimizer]:
+    of_model = {id(parameter) for parameter in model.parameters()}
+    base: Any = next(kind for kind in _CLASSES.values() if isinstance(optimizer, kind))
+    largest = max(rule.rates.values())
+
+    def build(lr: float) -> Optimizer:
+        groups = []
+        for group in optimizer.param_groups:
+            parameters = [weight for weight in group["params"] if id(weight) in of_model]
+            part = float(group.get("initial_lr", group["lr"])) / largest if largest else 1.0
+            if parameters:
+                groups.append({**group, "params": parameters, "lr": lr * part})
+        rebuilt: Optimizer = base(groups, lr=lr)
+        return rebuilt
+
+    return build
+
+
 def _common_rule(
     optimizer: Optimizer, held: Mapping[str, dict[str, Any]], weight_decay: float
 ) -> Rule:
+    """Return the rule of all groups; raise ProblemError if they differ, or if it is not known."""
     first = next(iter(held.values()))
     for name, group in held.items():
         for key in _COMMON:
             if group.get(key) != first.get(key):
                 raise ProblemError(
                     "groups of the optimizer differ in more than learning rate and weight decay "
-                    f"({key} {first.get(key)} and {group.get(key)}); measure one at a time: layers={name!r}."
+                    f"({key} {first.get(key)} and {group.get(key)}); measure one at a time: "
+                    f"layers={name!r}."
                 )
-    kind = next((kind for kind, one in _CLASSES.items() if isinstance(optimizer, one)), None)
-    # A subclass that overrides `step` is unknown, too. Torch wraps it once more in every class that
-    # is used.
-    if kind is None or inspect.unwrap(type(optimizer).step) is not inspect.unwrap(
-        _CLASSES[kind].step
-    ):
+    kind = next((name for name, base in _CLASSES.items() if isinstance(optimizer, base)), None)
+    if kind is None or _overrides_step(optimizer, _CLASSES[kind]):
         raise ProblemError(
-            f"the optimizer is a {type(optimizer).__name__}, whose stability limit is not known; known are "
-            f"torch.optim.SGD, Adam and AdamW. Pass the nearest name of {', '.join(loop.OPTIMIZERS)}."
+            f"the optimizer is a {type(optimizer).__name__}, whose stability limit is not known; "
+            "known are torch.optim.SGD, Adam and AdamW. Pass the nearest name of "
+            f"{', '.join(loop.OPTIMIZERS)}."
         )
     if first.get("maximize") or (first.get("momentum") and first["dampening"]):
         raise ProblemError(
@@ -414,6 +525,11 @@ def _common_rule(
     momentum = float(first["momentum"])
     nesterov = bool(first["nesterov"])
     return Descent(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+
+
+def _overrides_step(optimizer: Optimizer, base: type[Optimizer]) -> bool:
+    """Whether a subclass overrides `step`, which torch wraps once more in every class in use."""
+    return inspect.unwrap(type(optimizer).step) is not inspect.unwrap(base.step)
 
 
 def _adam_rule(settings: Mapping[str, Any], *, decoupled: bool) -> AdamRule:

@@ -1,8 +1,7 @@
-"""The verb `track`: ‖H‖ and the stability limit, measured every so many steps of a training loop."""
+"""The verb `track`: ‖H‖ and the stability limit, measured now and then in a training loop."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import os
@@ -11,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from hessinit.curvature.cost import in_gradients, loss_gradient
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import evaluate
-from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number
+from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number, choose
 from hessinit.measurement.facts import (
     in_running_order,
     note_unchecked,
@@ -29,12 +28,18 @@ from hessinit.measurement.facts import (
     versions_of,
 )
 from hessinit.present.track_record import warn_of_limit
-from hessinit.problem.batches import read_batches, tensors_in
+from hessinit.problem.batches import tensors_in
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
-from hessinit.problem.problem import Loss, Problem
-from hessinit.problem.ranks import Ranks, on_all_ranks
-from hessinit.problem.validate import check_switches, check_whole, find_layers, unwrap
+from hessinit.problem.problem import Loss, Problem, as_problem
+from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
+from hessinit.problem.validate import (
+    check_switches,
+    check_tolerance,
+    check_whole,
+    find_layers,
+    unwrap,
+)
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.initialization import Initialization
 from hessinit.results.result import to_plain
@@ -49,41 +54,68 @@ from hessinit.results.track_record import (
 from hessinit.training import optimizer_rules as rules
 from hessinit.training.track_log import Losses, Sink, TrackLog, find_sinks, scalars
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TrackSettings:
+    """What a tracker measures, and how accurately.
+
+    Args:
+        curvature: "gauss-newton" or "hessian".
+        tolerance: relative error of the norms.
+        max_iterations: steps of Lanczos, at most.
+        each_layer: whether every layer is measured, not only the network.
+        at_start: whether `track` measures before the first step.
+        warn: whether an `EdgeOfStabilityWarning` says when the learning rate reaches the limit.
+
+    >>> TrackSettings(each_layer=True).tolerance
+    0.01
+    """
+
+    curvature: str = "gauss-newton"
+    tolerance: float = 1e-2
+    max_iterations: int = 200
+    each_layer: bool = False
+    at_start: bool = True
+    warn: bool = True
+
+    def __post_init__(self) -> None:
+        choose("curvature", self.curvature, ["gauss-newton", "hessian"])
+        check_tolerance(self.tolerance)
+        check_whole("max_iterations", self.max_iterations, at_least=1)
+        check_switches(each_layer=self.each_layer, at_start=self.at_start, warn=self.warn)
+
+
+USUAL_SETTINGS = TrackSettings()
 
 
 @uninterrupted
 @on_all_ranks()
 def track(
-    model: nn.Module,
-    loss: Loss,
-    batch: Any,
+    problem: Problem | nn.Module,
+    loss: Loss | None = None,
+    batch: Any = None,
     *,
-    every: int = 10,
     optimizer: rules.AnyOptimizer | None = None,
     lr: float | None = None,
+    every: int = 10,
+    max_overhead: float = 0.1,
     path: str | os.PathLike[str] | None = "curvature.jsonl",
     resume: bool = False,
-    max_overhead: float = 0.1,
-    each_layer: bool = False,
     log_to: Any = "auto",
-    at_start: bool = True,
-    warn: bool = True,
+    settings: TrackSettings = USUAL_SETTINGS,
     distributed: str | None = None,
-    **options: Unpack[rules.CurvatureOptions],
 ) -> Tracker:
-    """Measure the curvature now and then every so many steps; call `tracker.step(loss)` after each of yours.
+    """Measure the curvature every so many steps; call `tracker.step(loss)` after each of yours.
 
-    The curvature is always measured on `batch`, for the weights that `optimizer` moves at that
-    time, of two or more dimensions unless `layers` names others. Its learning rates, settings,
-    groups and state are read at every measurement; a name such as "sgd", or a function that builds
-    an optimizer, with `lr` works, too. Measuring takes at most five seconds, or the fraction
-    `max_overhead` of the wall-clock time if that is more (1: no limit), else it is postponed.
-    Training is not changed by a bit; a measurement that fails gives a point of nan with a note. The
-    other options are those of `advise`, with tolerance=1e-2.
+    The curvature is always measured on the batch of the problem, for the weights that `optimizer`
+    moves at that time, of two or more dimensions unless the problem names layers. Its learning
+    rates, settings, groups and state are read at every measurement; a name such as "sgd", or a
+    function that builds an optimizer, with `lr` works, too. Measuring takes at most five seconds,
+    or the fraction `max_overhead` of the wall-clock time if that is more (1: no limit), else it is
+    postponed. Training is not changed by a bit; a measurement that fails gives a point of nan with
+    a note.
 
     Every point is written to `path` as a line of JSON; `resume` continues an earlier file, which is
     otherwise renamed to `PATH.bak`. Its scalars go to `log_to`: a SummaryWriter, a W&B run, a
@@ -101,58 +133,72 @@ def track(
     >>> round(point.norm, 6), round(point.lr_over_limit, 6)  # closed form: H = I, stable up to 2
     (1.0, 0.75)
     """
-    check_switches(resume=resume, each_layer=each_layer, at_start=at_start, warn=warn)
+    problem = as_problem(problem, loss, batch)
+    if not isinstance(settings, TrackSettings):
+        raise ProblemError(
+            f"settings is a {type(settings).__name__}; it must be a hessinit.TrackSettings, such "
+            "as TrackSettings(each_layer=True)."
+        )
+    check_switches(resume=resume)
     every = check_whole("every", every, at_least=1)
-    rule = (
-        "a number above 0, up to 1: the maximum fraction of the time spent measuring, such as 0.1"
-    )
-    max_overhead = check_number("max_overhead", max_overhead, lambda number: 0 < number <= 1, rule)
-    curvature, settings, problem = rules.read_curvature_options(
-        model, loss, {"tolerance": 1e-2, "dropout": "freeze", **options}
+    max_overhead = check_number(
+        "max_overhead",
+        max_overhead,
+        lambda number: 0 < number <= 1,
+        "a number above 0, up to 1: the maximum fraction of the time spent measuring, such as 0.1",
     )
     if path is None and resume:
         raise ProblemError(
             "resume=True needs the file to continue; pass its path=, or leave resume out."
         )
-    ranks: Ranks | None = cast(Any, distributed)  # by the decorator
+    ranks = calling_ranks()
     is_first = ranks is None or not ranks.rank
     log = None if path is None or not is_first else TrackLog(path, resume)
     sinks = find_sinks(log_to) if is_first else []
-    rate = check_rate(lr)
-    steps: Any = optimizer
-    if optimizer is None:
-        steps = rules.OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
-    else:
-        rules.require_known_optimizer(optimizer)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            steps = rules.build_optimizer_rule(optimizer, model, lr=rate, layers=problem["layers"])
-            rate = steps.lr
-    # Copied: an iterator gives its batches once, and a loader may reuse its tensors. Those with a
-    # graph are known to deepcopy beforehand, as it refuses them.
-    batches = [one for _, one in read_batches(batch)]
-    batches = batches if ranks is None else ranks.join(batches)
-    pairs = [(one.inputs, one.targets) for one in batches]
-    pairs = copy.deepcopy(pairs, {id(tensor): tensor.clone() for tensor in tensors_in(pairs)})
-    examples: Any = pairs[0] if len(pairs) == 1 else pairs
-    subject = _Subject(
-        model, loss, examples, steps, rate, curvature, each_layer, settings, problem, ranks
+    rate, source = _read_optimizer(problem, optimizer, check_rate(lr))
+    subject = _Subject(_with_copied_batches(problem, ranks), source, settings, ranks)
+    gradient_seconds, facts = subject.on_first_rank(lambda: subject.check(rate))
+    record = Tracking(
+        **facts,
+        curvature=settings.curvature,
+        every=every,
+        max_overhead=max_overhead,
+        seed=problem.seed,
     )
-    facts = subject.on_first_rank(subject.check)
-    facts |= {
-        "curvature": curvature,
-        "every": every,
-        "max_overhead": max_overhead,
-        "seed": settings.seed,
-    }
-    tracker = Tracker(subject, Tracking(**facts), log, sinks, warn and is_first)
-    if at_start and not tracker.steps:
+    tracker = Tracker(subject, record, rate, gradient_seconds, log, sinks)
+    if settings.at_start and not tracker.steps:
         tracker._measure(must_succeed=True)
     return tracker
 
 
-class Tracker:
-    """What `track` returns: `step` after every optimizer step, `close` at the end, or use it in a `with`.
+def _read_optimizer(
+    problem: Problem, optimizer: rules.AnyOptimizer | None, rate: float | None
+) -> tuple[float | None, torch.optim.Optimizer | rules.OptimizerRule]:
+    """Return the learning rate that was passed or built in, and the optimizer or its rule."""
+    if optimizer is None:
+        return rate, rules.OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
+    rules.require_known_optimizer(optimizer)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return rate, optimizer
+    rule = rules.build_optimizer_rule(optimizer, problem.model, lr=rate, layers=problem.layers)
+    return rule.lr, rule
 
+
+def _with_copied_batches(problem: Problem, ranks: Ranks | None) -> Problem:
+    """Return the problem on copies of the batches of all ranks: a loader may reuse its tensors."""
+    batches = list(problem.batches)
+    if ranks is not None:
+        batches = ranks.join(batches)
+    pairs = [(batch.inputs, batch.targets) for batch in batches]
+    # Tensors with a graph are known to deepcopy beforehand, as it refuses them.
+    pairs = copy.deepcopy(pairs, {id(tensor): tensor.clone() for tensor in tensors_in(pairs)})
+    return replace(problem, batch=pairs[0] if len(pairs) == 1 else pairs)
+
+
+class Tracker:
+    """What `track` returns: call `step` after every optimizer step, and `close` at the end.
+
+    Or use it in a `with`.
     Set `steps` when training continues from elsewhere; `initialization` and `name` go into the
     record.
     """
@@ -161,22 +207,23 @@ class Tracker:
         self,
         subject: _Subject,
         record: Tracking,
+        rate: float | None,
+        gradient_seconds: float,
         log: TrackLog | None,
         sinks: list[Sink],
-        warn: bool,
     ) -> None:
         self._subject = subject
+        self._rate = rate
+        self._gradient_seconds = gradient_seconds
         self._log = log
         self._sinks = sinks
-        self._warn = warn
         if log is not None and log.earlier is not None:
             record = _continue_record(log.earlier, record, log.path)
         self._record = record = subject.on_first_rank(lambda: record)
         self._points: list[TrackedPoint] = list(record.points)
         self._losses = Losses(record.losses)
-        self._seen: Any = (
-            None  # the measured weights and the modes of the modules at the last point
-        )
+        # The measured weights and the modes of the modules at the last point.
+        self._measured_in: tuple[list[str], list[bool]] | None = None
         last = self._points[-1].measuring_seconds if self._points else 0.0
         self._budget = Budget(record.max_overhead, record.seconds, record.measuring_seconds, last)
         self._was_beyond_at_first = False
@@ -184,11 +231,8 @@ class Tracker:
         self._closed: Tracking | None = None
         self._notes: list[str] = []
         self.initialization: Initialization | None = record.initialization
-        seen = [
-            *(point.step for point in self._points[-1:]),
-            *(step for step, _ in record.losses[-1:]),
-        ]
-        self._steps = max(seen, default=0)
+        recorded = [point.step for point in self._points] + [step for step, _ in record.losses]
+        self._steps = max(recorded, default=0)
         self._due = self._next_due()
 
     def step(
@@ -200,14 +244,11 @@ class Tracker:
         """
         self._check_open()
         if lr is not None:
-            if (
-                isinstance(self._subject.optimizer, torch.optim.Optimizer)
-                and self._subject.lr is None
-            ):
+            if self._rate is None and isinstance(self._subject.optimizer, torch.optim.Optimizer):
                 raise ProblemError(
                     f"lr={lr!r} was given, and it is read from the optimizer; leave it out."
                 )
-            self._subject.lr = check_rate(lr)
+            self._rate = check_rate(lr)
         self._steps += 1
         if loss is not None:
             self._losses.add(self.steps, loss)
@@ -228,9 +269,9 @@ class Tracker:
         """Write the last line, and return the whole record; a second call changes nothing."""
         if self._closed is None:
             tracking = self.tracking
+            facts = tracking.to_dict()
             names = ("notes", "seconds", "spent", "name", "initialization")
-            facts = {name: value for name, value in tracking.to_dict().items() if name in names}
-            self._write({"line": END, **facts})
+            self._write({"line": END, **{name: facts[name] for name in facts if name in names}})
             self._closed = tracking
         return self._closed
 
@@ -248,7 +289,7 @@ class Tracker:
             self._losses.drop_after(self._steps)
             self._due = self._next_due()
             if self._log is not None:
-                self._log.is_whole = False
+                self._log.write_anew()
 
     @property
     def tracking(self) -> Tracking:
@@ -289,73 +330,68 @@ class Tracker:
             torch.cuda.synchronize()  # what training still has to compute is not our time
         started = time.perf_counter()
         point = self._subject.on_first_rank(lambda: self._make_point(started, must_succeed))
-        self._points = [one for one in self._points if one.step < point.step]
+        self._points = [earlier for earlier in self._points if earlier.step < point.step]
         self._due = self._next_due()
         self._write(to_plain(point))
         self._points.append(point)
         for sink in list(self._sinks):
             try:
                 sink(scalars(point), point.step)
-            except (
-                Exception
-            ) as failure:  # a full disk or a lost connection is no reason to stop training
+            except Exception as failure:  # a full disk or a lost connection: training goes on
                 self._sinks.remove(sink)
                 self._notes.append(f"Logging stopped at step {point.step}: {failure!r}")
         self._budget.count(time.perf_counter() - started)
-        if self._crosses_limit() and self._warn:
+        if self._crosses_limit() and self._subject.warns:
             message = warn_of_limit(point, self._record.optimizer)
             # The caller of step, or of track; both this and track are decorated.
             warnings.warn(message, EdgeOfStabilityWarning, stacklevel=6 if must_succeed else 4)
         return point
 
     def _make_point(self, started: float, must_succeed: bool) -> TrackedPoint:
-        subject = self._subject
         lr = None
-        note = ""
         try:
-            steps = subject.read_optimizer()
-            lr = steps.lr
-            fields, weights = subject.measure(steps)
-            news = [
-                one for one in steps.notes if steps.rule is None and one not in self._record.notes
-            ]
-            seen = weights, [module.training for module in unwrap(subject.model).modules()]
-            changed = "Since the last point, the measured weights or modes of modules (train or eval) changed."
-            news += [changed] * (self._seen not in (None, seen))
-            self._seen = seen
-            note = " ".join(news)
+            rule = self._subject.read_optimizer(self._rate)
+            lr = rule.lr
+            fields, weights = self._subject.measure(rule)
+            note = self._note_changes(rule, weights)
         except Exception as failure:  # whatever it is, training goes on
             if must_succeed:
                 raise
             unknown = ("loss", "norm", "error", "stable_learning_rate")
             fields = {**dict.fromkeys(unknown, math.nan), "converged": False}
             note = str(failure) or type(failure).__name__
-        stable = fields["stable_learning_rate"]
         seconds = time.perf_counter() - started
         return TrackedPoint(
             step=self.steps,
             seconds=self._budget.elapsed,
             measuring_seconds=seconds,
-            gradients=in_gradients(seconds, subject.gradient_seconds),
+            gradients=in_gradients(seconds, self._gradient_seconds),
             training_loss=self._losses.latest,
             lr=lr,
             note=note,
             lr_times_norm=None if lr is None else lr * fields["norm"],
             **fields,
-            lr_over_limit=None
-            if lr is None or math.isnan(stable)
-            else lr / stable
-            if stable
-            else math.inf,
+            lr_over_limit=_over_limit(lr, fields["stable_learning_rate"]),
         )
 
-    def _crosses_limit(self) -> bool:
-        """Whether to warn.
+    def _note_changes(self, rule: rules.OptimizerRule, weights: list[str]) -> str:
+        """Say what is new about the optimizer, the weights and the modes since the last point."""
+        notes = []
+        if rule.rule is None:
+            notes += [note for note in rule.notes if note not in self._record.notes]
+        measured_in = weights, self._subject.modes()
+        if self._measured_in not in (None, measured_in):
+            notes.append(
+                "Since the last point, the measured weights or modes of modules (train or eval) "
+                "changed."
+            )
+        self._measured_in = measured_in
+        return " ".join(notes)
 
-        An initial rate somewhat above the limit is tolerated until the next point.
-        """
+    def _crosses_limit(self) -> bool:
+        """Whether to warn: an initial rate somewhat above the limit may wait for the next point."""
         point = self._points[-1]
-        over = self._points[-1].lr_over_limit or 0.0
+        over = point.lr_over_limit or 0.0
         crossed = point.step in find_crossings(self._points)[-1:]
         waited = self._was_beyond_at_first
         self._was_beyond_at_first = False
@@ -401,101 +437,116 @@ class Budget:
         return time.perf_counter() - self._began
 
     def affords(self) -> bool:
-        most = max(FREE_SECONDS, self.max_overhead * self.elapsed)
-        return self.max_overhead == 1 or self.spent + self.last <= most
+        permitted = max(FREE_SECONDS, self.max_overhead * self.elapsed)
+        return self.max_overhead == 1 or self.spent + self.last <= permitted
 
     def count(self, seconds: float) -> None:
-        self.spent = self.spent + seconds
+        self.spent += seconds
         self.last = seconds
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Subject:
-    """What every point measures: the model as it is now, on the same examples and random numbers."""
+    """What every point measures: the model as it is now, on the same examples and draws."""
 
-    model: nn.Module
-    loss: Loss
-    data: Any
+    problem: Problem
     optimizer: torch.optim.Optimizer | rules.OptimizerRule
-    lr: float | None
-    curvature: str
-    each_layer: bool
-    settings: LanczosSettings
-    options: dict[str, Any]  # of a FunctionalProblem
+    settings: TrackSettings
     ranks: Ranks | None
-    gradient_seconds: float = 0.0
+
+    @property
+    def lanczos(self) -> LanczosSettings:
+        settings = self.settings
+        return LanczosSettings(settings.tolerance, settings.max_iterations, self.problem.seed)
+
+    @property
+    def warns(self) -> bool:
+        """Whether this process warns: rank 0 does."""
+        return self.settings.warn and (self.ranks is None or not self.ranks.rank)
 
     def on_first_rank(self, work: Callable[[], T]) -> T:
-        """What rank 0 finds, on all ranks that track together."""
-        with self.ranks.together() if self.ranks else contextlib.nullcontext():
-            return self.ranks.first(work) if self.ranks else work()
+        """Do the work on rank 0; return its result on all ranks that track together."""
+        if self.ranks is None:
+            return work()
+        with self.ranks.together():
+            return self.ranks.first(work)
 
-    def read_optimizer(self) -> rules.OptimizerRule:
-        """The optimizer as it is now: schedules, freezing and added groups change it."""
+    def modes(self) -> list[bool]:
+        """Return which modules are in train mode."""
+        return [module.training for module in unwrap(self.problem.model).modules()]
+
+    def read_optimizer(self, rate: float | None) -> rules.OptimizerRule:
+        """Return the rule of the optimizer as it is now: schedules and added groups change it."""
         if isinstance(self.optimizer, rules.OptimizerRule):
-            return replace(self.optimizer, lr=self.lr)
-        inner = unwrap(self.model)
-        layers = find_layers(inner, self.options["layers"])
-        trained = [one for one in layers if inner.get_parameter(one.parameter).requires_grad]
-        return rules.read_optimizer(self.optimizer, inner, trained, lr=self.lr, in_training=True)
+            return replace(self.optimizer, lr=rate)
+        model = unwrap(self.problem.model)
+        trained = [
+            layer
+            for layer in find_layers(model, self.problem.layers)
+            if model.get_parameter(layer.parameter).requires_grad
+        ]
+        return rules.read_optimizer(self.optimizer, model, trained, lr=rate, in_training=True)
 
-    def _problem(self, steps: rules.OptimizerRule, **other: Any) -> FunctionalProblem:
-        layers = sorted(steps.rates) or self.options["layers"]
-        return FunctionalProblem(
-            Problem(self.model, self.loss, self.data, **{**self.options, "layers": layers, **other})
-        )
+    def _functional(self, rule: rules.OptimizerRule, check: bool) -> FunctionalProblem:
+        layers = sorted(rule.rates) or self.problem.layers
+        return FunctionalProblem(replace(self.problem, layers=layers, check=check))
 
-    def check(self) -> dict[str, Any]:
-        """Refuse what cannot be measured or, unless check=False, has wrong derivatives; returns constants."""
-        steps = self.read_optimizer()
-        problem = self._problem(steps)
+    def check(self, rate: float | None) -> tuple[float, dict[str, Any]]:
+        """Refuse what cannot be measured; return the seconds of a gradient, and facts.
+
+        Derivatives are checked unless the problem says check=False.
+        """
+        rule = self.read_optimizer(rate)
+        problem = self._functional(rule, self.problem.check)
         with problem.settings():
             evaluations = evaluate(problem)
             if problem.check:
-                build_engine(evaluations, self.curvature, self.settings)
-            notes = (*notes_on(problem, evaluations), *note_unchecked(problem.check))
-            uncounted = note_uncounted(problem, steps.moved) if steps.name else ()
-            self.gradient_seconds = loss_gradient(evaluations).seconds
-            return {
-                "optimizer": steps.name,
+                build_engine(evaluations, self.settings.curvature, self.lanczos)
+            notes = [*notes_on(problem, evaluations), *note_unchecked(problem.check), *rule.notes]
+            if rule.name:
+                notes += note_uncounted(problem, rule.moved)
+            facts = {
+                "optimizer": rule.name,
                 "examples": problem.examples,
-                "notes": (*notes, *steps.notes, *uncounted),
+                "notes": tuple(notes),
                 "versions": versions_of(problem),
             }
+            return loss_gradient(evaluations).seconds, facts
 
-    def measure(self, steps: rules.OptimizerRule) -> tuple[dict[str, Any], list[str]]:
-        """The fields of a point that are measured, and the names of the measured weights."""
-        problem = self._problem(steps, check=False)
+    def measure(self, rule: rules.OptimizerRule) -> tuple[dict[str, Any], list[str]]:
+        """Return the measured fields of a point, and the names of the measured weights."""
+        problem = self._functional(rule, check=False)
+        curvature = self.settings.curvature
         with problem.settings():
             evaluations = evaluate(problem)
-            engine = build_engine(evaluations, self.curvature, self.settings)
+            engine = build_engine(evaluations, curvature, self.lanczos)
             names = list(problem.leaves)
             layers = {}
-            if self.each_layer:
-                each = engine.extremes_of_each(names)
-                in_order = in_running_order(problem, evaluations)
-                layers = {layer.name: each[layer.parameter].norm.value for layer in in_order}
+            if self.settings.each_layer:
+                extremes_of = engine.extremes_of_each(names)
+                for layer in in_running_order(problem, evaluations):
+                    layers[layer.name] = extremes_of[layer.parameter].norm.value
             extremes = engine.extremes(names)
-            norm = extremes.norm
             products = extremes.top.products + extremes.bottom.products
             stable = math.nan
-            if steps.rule is not None:
+            if rule.rule is not None:
                 limit = rules.find_stability_limit(
-                    steps,
+                    rule,
                     engine,
                     evaluations,
-                    self.settings,
-                    semidefinite=self.curvature == "gauss-newton",
+                    self.lanczos,
+                    semidefinite=curvature == "gauss-newton",
                     extremes=extremes,
                     top_only=True,
                 )
                 stable = limit.stable
-                products = products + limit.products
+                products += limit.products
+            loss = sum(evaluation.loss_value * evaluation.weight for evaluation in evaluations)
             fields = {
-                "loss": sum(one.loss_value * one.weight for one in evaluations),
-                "norm": norm.value,
-                "error": norm.error,
-                "converged": norm.converged,
+                "loss": loss,
+                "norm": extremes.norm.value,
+                "error": extremes.norm.error,
+                "converged": extremes.norm.converged,
                 "stable_learning_rate": stable,
                 "layers": layers,
                 "products": products,
@@ -503,20 +554,30 @@ class _Subject:
             return fields, names
 
 
+def _over_limit(lr: float | None, stable: float) -> float | None:
+    """Return the learning rate over the largest stable one; None if one of them is unknown."""
+    if lr is None or math.isnan(stable):
+        return None
+    return lr / stable if stable else math.inf
+
+
 def _continue_record(earlier: Tracking, record: Tracking, path: Path) -> Tracking:
     if earlier.curvature != record.curvature:
         raise ProblemError(
-            f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not {record.curvature!r}; pass "
-            "the same curvature, or another path."
+            f"cannot resume: {path} tracks curvature={earlier.curvature!r}, not "
+            f"{record.curvature!r}; pass the same curvature, or another path."
         )
-    names = ("optimizer", "examples", "seed")
-    pairs = {name: (getattr(earlier, name), getattr(record, name)) for name in names}
-    changes = [
-        f"{name} was {was!r} and is {now!r}" for name, (was, now) in pairs.items() if was != now
-    ]
-    notes = [f"Resumed with other settings: {'; '.join(changes)}."] if changes else []
-    told = describe_notes((point.step, point.note) for point in earlier.points)  # and will be again
-    kept = [note for note in earlier.notes if note not in told]
+    # The notes of points are described again.
+    of_points = describe_notes((point.step, point.note) for point in earlier.points)
+    notes = [note for note in earlier.notes if note not in of_points]
+    changes = []
+    for name in ("optimizer", "examples", "seed"):
+        before = getattr(earlier, name)
+        now = getattr(record, name)
+        if before != now:
+            changes.append(f"{name} was {before!r} and is {now!r}")
+    if changes:
+        notes.append(f"Resumed with other settings: {'; '.join(changes)}.")
     return replace(
-        earlier, every=record.every, max_overhead=record.max_overhead, notes=(*kept, *notes)
+        earlier, every=record.every, max_overhead=record.max_overhead, notes=tuple(notes)
     )

@@ -1,4 +1,4 @@
-"""What a tracker records: training losses, the file of JSON lines, and scalars for TensorBoard or W&B."""
+"""What a tracker records: training losses, a file of JSON lines, and scalars for loggers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,14 @@ class TrackLog:
         self._place = self.path.absolute()  # training may change the working directory
         if self._place.is_dir() or not self._place.parent.is_dir():
             raise ProblemError(
-                f"path={str(path)!r} must be a file in a folder that exists; create it, or pass None."
+                f"path={str(path)!r} must be a file in a folder that exists; create it, or pass "
+                "None."
             )
         self.earlier: Tracking | None = None
-        self.is_whole = False  # whether the file holds all that was tracked so far
+        self._is_whole = False  # whether the file holds all that was tracked so far
         self._written = -1  # the step of the last loss in the file
-        self._replaces = (exists := self._place.exists()) and not resume
+        exists = self._place.exists()
+        self._replaces = exists and not resume
         if exists and resume:
             try:
                 self.earlier = Tracking.from_json(self._place.read_bytes(), source=str(path))
@@ -102,8 +105,8 @@ class TrackLog:
                 raise ProblemError(f"cannot resume: {problem}") from problem
         elif exists and not are_lines(self._place.read_bytes()):
             raise ProblemError(
-                f"path={str(path)!r} exists and is not a tracker's file, so it is not overwritten; give "
-                "another path, or None for no file."
+                f"path={str(path)!r} exists and is not a tracker's file, so it is not overwritten; "
+                "give another path, or None for no file."
             )
 
     def add(
@@ -113,21 +116,18 @@ class TrackLog:
         record: Tracking,
         before: Sequence[TrackedPoint],
     ) -> None:
-        """Append a line with the losses since the last one; `before` are the points of earlier lines."""
-        appends = self.is_whole and self._place.exists()
-        self.is_whole = False
-        known = losses.all()
-        new = [pair for pair in known if not appends or pair[0] > self._written]
+        """Append a line with the losses since the last; `before` are the points of earlier ones."""
+        appends = self._is_whole and self._place.exists()
+        self._is_whole = False
+        recorded = losses.all()
+        new = [pair for pair in recorded if not appends or pair[0] > self._written]
         lines = [{**line, "losses": to_plain(new), "stride": losses.stride}]
         if not appends:
             header = {**record.to_dict(), "lines": True}
             del header["points"], header["losses"]
-            lines = [
-                header,
-                *({**to_plain(point), "losses": [], "stride": 1} for point in before),
-                *lines,
-            ]
-        text = "".join(json.dumps(one, allow_nan=False) + "\n" for one in lines)
+            earlier = [{**to_plain(point), "losses": [], "stride": 1} for point in before]
+            lines = [header, *earlier, *lines]
+        text = "".join(json.dumps(fields, allow_nan=False) + "\n" for fields in lines)
         if appends:
             with self._place.open("ab") as file:
                 file.write(text.encode())
@@ -136,12 +136,16 @@ class TrackLog:
                 self._place.replace(self._place.with_name(self._place.name + ".bak"))
                 self._replaces = False
             write_text(self._place, text)
-        self.is_whole = True
-        self._written = known[-1][0] if known else -1
+        self._is_whole = True
+        self._written = recorded[-1][0] if recorded else -1
+
+    def write_anew(self) -> None:
+        """Write the whole file with the next line: what it holds is not what was tracked."""
+        self._is_whole = False
 
 
 def scalars(point: TrackedPoint) -> dict[str, float]:
-    """The numbers of a point by name; what is not known is left out."""
+    """Return the numbers of a point by name, but for unknown ones."""
     named = {
         "norm": point.norm,
         "lr_times_norm": point.lr_times_norm,
@@ -153,28 +157,29 @@ def scalars(point: TrackedPoint) -> dict[str, float]:
 
 
 def find_sinks(log_to: Any) -> list[Sink]:
-    """The functions that scalars are passed to; "auto" is the active W&B run, as long as there is one."""
+    """Return the functions that scalars are passed to; "auto" is the W&B run that is active."""
     if log_to is None:
         return []
     if isinstance(log_to, list | tuple):
-        return [sink for one in log_to for sink in find_sinks(one)]
+        return [sink for logger in log_to for sink in find_sinks(logger)]
     if isinstance(log_to, str) and log_to == "auto":
         return [_WandbSink()]
     if callable(getattr(log_to, "add_scalar", None)):
-        return [
-            lambda values, step: [
-                log_to.add_scalar(name, one, step) for name, one in values.items()
-            ]
-        ]
+        return [partial(_add_scalars, log_to)]
     if callable(getattr(log_to, "log", None)):
         return [_WandbSink(log_to)]
     if callable(log_to):
         return [log_to]
     shown = repr(log_to) if isinstance(log_to, str) else f"a {type(log_to).__name__}"
     raise ProblemError(
-        f"log_to holds {shown}; it takes 'auto', a SummaryWriter (add_scalar), a W&B run (log), a function "
-        "of a dict and a step, or several of them."
+        f"log_to holds {shown}; it takes 'auto', a SummaryWriter (add_scalar), a W&B run (log), a "
+        "function of a dict and a step, or several of them."
     )
+
+
+def _add_scalars(writer: Any, values: dict[str, float], step: int) -> None:
+    for name, value in values.items():
+        writer.add_scalar(name, value, step)
 
 
 class _WandbSink:
@@ -185,16 +190,18 @@ class _WandbSink:
     """
 
     def __init__(self, run: Any = None) -> None:
-        self._given = run
+        self._chosen_run = run
         self._row = -1
-        self._known: Any = None
+        self._last_run: Any = None
 
     def __call__(self, values: dict[str, float], step: int) -> None:
-        if (run := self._given or getattr(sys.modules.get("wandb"), "run", None)) is None:
+        run = self._chosen_run or getattr(sys.modules.get("wandb"), "run", None)
+        if run is None:
             return
-        if run is not self._known:
+        is_new = run is not self._last_run
+        if is_new:
             run.define_metric("hessinit/step")
             run.define_metric("hessinit/*", step_metric="hessinit/step")
-        self._row = run.step + (run is self._known and run.step == self._row)
-        self._known = run
+        self._row = run.step + (not is_new and run.step == self._row)
+        self._last_run = run
         run.log({**values, "hessinit/step": step}, step=self._row)

@@ -1,18 +1,17 @@
-"""One short training, and the one verdict on it: learned, did not learn, or diverged.
+"""One short training of a model, and the one verdict on it: learned, did not learn, or diverged.
 
-Nothing here depends on a constant in the loss, or on its unit: losses are compared in parts of what
+Nothing here depends on a constant in the loss, or on its unit: losses are compared with what
 training could gain (`LossRange`), and with the noise between mini-batches.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,37 +19,63 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
-from hessinit.problem.batches import Batch, part_of, tensors_in
+from hessinit.problem.batches import Batch, part_of, read_batches
 from hessinit.problem.preserve import ModelState, untouched_model
-from hessinit.problem.problem import Forward, Loss
+from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.validate import unwrap
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop
-from hessinit.training.data import copy_to, device_of, generator, seed_everything
+from hessinit.training.data import (
+    FEWEST_TO_HALVE,
+    copy_to,
+    device_of,
+    dtype_of,
+    generator,
+    half_of,
+    order_by_content,
+    seed_everything,
+)
 
 Build = Callable[[float], Optimizer]
 
-STEPS = 32
-# Half of fewer examples may be far sharper than the batch.
-LEAST_HALVED = 16
 # What a forward or a loss raises on a batch that it was not made for.
-_REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)
-# Where the best trial has not learned yet, one of so many times the steps decides.
-LONGER = 4
-# Of what training could gain: a fall by this part is learning, and a rise by that part is
-# divergence, if it is larger than so many standard deviations of the noise between batches. FAR
-# above, noise does not count.
-LEAST_FALL = 0.02
-LEAST_RISE = 0.05
-DEVIATIONS = 3.0
-FAR = 2.0
+BATCH_REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)
+
+
+@dataclass(frozen=True)
+class VerdictRules:
+    """What counts as learning and as divergence; chosen with `benchmarks/answers.py verdicts`.
+
+    `fall`, `rise` and `far` are parts of what training could gain.
+    """
+
+    fall: float = 0.02  # a fall by this part is learning
+    rise: float = 0.05  # a rise by this part is divergence, if it is above the noise
+    deviations: float = 3.0  # so many standard deviations of the noise between batches
+    far: float = 2.0  # a rise by so much is divergence whatever the noise
+    large_fall: float = 0.2  # a fall by this part says more than doubts about the weights
+
+
+@dataclass(frozen=True)
+class TrialLengths:
+    """The steps of a trial; chosen with `benchmarks/advice.py` on its development problems."""
+
+    steps: int = 32
+    # Where the best trial has not learned yet, one of so many times the steps decides.
+    times_longer: int = 4
+
+
+VERDICT = VerdictRules()
+LENGTHS = TrialLengths()
 
 
 def judge(losses: Sequence[float], loss_range: LossRange = UNKNOWN) -> str:
-    """The verdict on a training, from the loss of each of its steps.
+    """Return the verdict on a training, from the loss of each of its steps.
 
-    The level that counts is the median of the last third. It has learned if that is below its first
-    loss and below that of every constant output, by 2 % of what it could gain; and diverged if that
-    is above the first loss by 5 %. Where the loss has no known range, the noise decides alone.
+    The level that counts is the median of the last third. The training has learned if the level is
+    below its first loss and below that of every constant output, by 2 % of what it could gain; it
+    has diverged if the level is above the first loss by 5 %. Where the loss has no known range, the
+    noise decides alone.
 
     >>> judge([2.0, 1.9, 1.5, 1.0, 0.9, 0.8], LossRange(constant=2.3, free=0.0))
     'learned'
@@ -62,191 +87,310 @@ def judge(losses: Sequence[float], loss_range: LossRange = UNKNOWN) -> str:
     if not math.isfinite(losses[-1]):
         return DIVERGED
     last = math.ceil(len(losses) / 3)
-    first = losses[0]
     level = statistics.median(losses[-last:])
-    if _rises(losses, last, level, loss_range):
+    if _level_rises(losses, last, level, loss_range):
         return DIVERGED
-    enough = loss_range.left_after(LEAST_FALL, first)
+    enough = loss_range.left_after(VERDICT.fall, losses[0])
     if math.isnan(enough):
-        least = DEVIATIONS * noise_of(losses[: last + 1])
-        return LEARNED if level < first - least else DID_NOT_LEARN
+        enough = losses[0] - VERDICT.deviations * noise_of(losses[: last + 1])
     return LEARNED if level < enough else DID_NOT_LEARN
 
 
-def _rises(losses: Sequence[float], last: int, level: float, loss_range: LossRange) -> bool:
+def _level_rises(losses: Sequence[float], last: int, level: float, loss_range: LossRange) -> bool:
+    """Whether the `level` of the last losses is above the first ones by more than the noise."""
     first = losses[0]
     height = loss_range.height(first)
-    # Without a range a chaotic training hides its height in its noise, but begins far below all
-    # that follows.
-    least = min(losses[1:], default=first) if math.isnan(height) else level
-    if least > first + FAR * (abs(first) if math.isnan(height) else height):
-        return True
-    margin = 0.0 if math.isnan(height) else LEAST_RISE * height
     noise = noise_of(losses[: last + 1])
-    if not math.isnan(height):
+    if math.isnan(height):
+        # A chaotic training hides its height in its noise, but it begins far below all that
+        # follows.
+        is_far = min(losses[1:], default=first) > first + VERDICT.far * abs(first)
+        margin = 0.0
+    else:
+        is_far = level > first + VERDICT.far * height
+        margin = VERDICT.rise * height
         noise = max(noise, noise_of(losses[-last:]))
+    if is_far:
+        return True
     # Above the first loss, for a training that jumps at once; and above the mean of the first few,
     # which is known better, for one that climbs slowly. The first mini-batch may be an easy one.
     for count in {1, max(1, min(last, len(losses) - last))}:
         reference = statistics.fmean(losses[:count])
-        by_chance = DEVIATIONS * noise * math.sqrt(1 / count + 1 / last)
+        by_chance = VERDICT.deviations * noise * math.sqrt(1 / count + 1 / last)
         if level > reference + margin + by_chance:
             return True
     return False
 
 
+def is_far_above(losses: Sequence[float], loss_range: LossRange) -> bool:
+    """Whether the last loss is so far above the first that no further step helps."""
+    limit = losses[0] + VERDICT.far * loss_range.height(losses[0])
+    return not math.isfinite(losses[-1]) or losses[-1] > limit
+
+
+def ever_rises(losses: Sequence[float], loss_range: LossRange) -> bool:
+    """Whether any loss is above the first by more than the noise, wherever the training ends."""
+    margin = VERDICT.rise * loss_range.height(losses[0])
+    by_chance = VERDICT.deviations * noise_of(losses)
+    return highest(losses) > losses[0] + margin + by_chance
+
+
+def highest(losses: Sequence[float]) -> float:
+    """Return the highest loss; inf if one is not finite."""
+    return max(loss if math.isfinite(loss) else math.inf for loss in losses)
+
+
+def learns_much(trial: Trial, loss_range: LossRange) -> bool:
+    """Whether the trial learned a large part of what could be gained, if that is known."""
+    enough = loss_range.left_after(VERDICT.large_fall, trial.losses[0])
+    return trial.outcome == LEARNED and not trial.score > enough
+
+
 def noise_of(losses: Sequence[float]) -> float:
-    """The standard deviation of one loss, from the median difference of neighbours: jumps do not count."""
+    """Return the standard deviation of one loss, by the median step: jumps do not count."""
     differences = [abs(after - before) for before, after in itertools.pairwise(losses)]
     return statistics.median(differences or [0.0]) / (0.6745 * math.sqrt(2))
 
 
 @dataclass(frozen=True)
-class TrialSetting:
-    """What the trials of one model share.
-
-    Each starts from the same weights, and everything is put back.
-    """
+class TrainingSetup:
+    """What the short trainings of a model share: `build(lr)` builds their optimizer."""
 
     model: nn.Module
     loss: Loss
-    batches: Sequence[Batch]
-    forward: Forward | None
-    seed: int
+    build: Build
+    forward: Forward | None = None
+    seed: int = 0
+    loss_range: LossRange = UNKNOWN
+
+    @classmethod
+    def of(cls, problem: Problem, build: Build) -> TrainingSetup:
+        """Return the setup of a problem; the range of its loss is not known yet."""
+        model = unwrap(problem.model)
+        return cls(model, problem.loss, build, problem.forward, problem.seed)
+
+    def untouched(self) -> contextlib.AbstractContextManager[ModelState]:
+        """Put back everything that trainings change, on exit."""
+        return untouched_model(self.model, self.loss, self.forward)
+
+    def copy(self, batch: Batch) -> tuple[Any, Any]:
+        """Copy the batch to the device and the dtype of the model."""
+        return copy_to(batch, device_of(self.model), dtype_of(self.model))
+
+    def output_of(self, batch: Batch) -> tuple[Tensor, Batch]:
+        """Return the output of the model, and the copy of the batch that it was given."""
+        inputs, targets = self.copy(batch)
+        output = self.model(inputs) if self.forward is None else self.forward(self.model, inputs)
+        return output, Batch(inputs, targets, batch.size)
+
+    def make_steps(
+        self,
+        batches: Iterable[Batch],
+        optimizer: Optimizer,
+        purpose: str,
+        warmup: int = 0,
+        on_step: Callable[[int, float], object] | None = None,
+    ) -> None:
+        """Train on one batch after another; `purpose` names the stream of random numbers."""
+        seed_everything(self.seed, purpose)
+        loop.train(
+            self.model,
+            self.loss,
+            map(self.copy, batches),
+            optimizer,
+            warmup=loop.Warmup(optimizer, warmup),
+            forward=self.forward,
+            on_step=on_step,
+        )
+        self.model.zero_grad(set_to_none=True)
+
+
+@dataclass(eq=False)
+class ShortTraining:
+    """A training of some steps, made at once or in parts, and the verdict on it so far.
+
+    It starts at `initial`, or at the model's own weights, and changes nothing outside of
+    `TrainingSetup.untouched`, whose `state` it needs.
+    """
+
+    setup: TrainingSetup
     state: ModelState
-    # Of the examples, where a step takes half of the batch, drawn anew: it has the noise of a whole
-    # one.
-    order: Tensor | None
-    first: float  # the loss of the first batch before any step, nan if not known
-    loss_range: LossRange
+    lr: float
+    name: str = "trial"
+    initial: Sequence[Tensor] | None = None
+    losses: list[float] = field(default_factory=list)
+    scored: list[float] = field(default_factory=list)  # the loss that counts, after each step
+    outcome: str = ""
+    reason: str = ""
+    survived: bool = True
+    # Until it goes on:
+    _optimizer: Optimizer | None = None
+    _saved: ModelState | None = None
 
     def train(
-        self, build: Build, lr: float, *, steps: int = STEPS, warmup: int = 0, patient: bool = False
+        self,
+        batches: Iterable[Batch],
+        *,
+        purpose: str,
+        warmup: int = 0,
+        first_loss: float = math.nan,
+        score: Callable[[int, float], float] | None = None,
+        goes_on: bool = False,
+    ) -> None:
+        """Train on; then judge. `score(step, loss)` returns the loss that counts.
+
+        `first_loss`, if known, takes the place of the first mini-batch's loss. The state is kept
+        where the training `goes_on`.
+        """
+
+        def add(step: int, loss: float) -> None:
+            is_replaced = not self.losses and not math.isnan(first_loss)
+            self.losses.append(first_loss if is_replaced else loss)
+            self.scored.append(score(step, loss) if score else self.losses[-1])
+
+        with self.state.with_stand_ins(self.setup.seed, self.initial):
+            if self._saved is not None:
+                self._saved.restore()
+            optimizer = self._optimizer or self.setup.build(self.lr)
+            self.setup.make_steps(batches, optimizer, purpose, warmup, add)
+            if goes_on:
+                self._optimizer = optimizer
+                self._saved = ModelState(self.setup.model, self.setup.loss, self.setup.forward)
+        self.outcome = DIVERGED
+        if all(map(math.isfinite, self.scored)):
+            self.outcome = judge(self.losses, self.setup.loss_range)
+        if self.outcome == DIVERGED:
+            self.diverge()
+
+    def diverge(self) -> None:
+        """Take the training for diverged."""
+        self.outcome = DIVERGED
+        self.leave(f"diverged by step {len(self.losses)}", survived=False)
+
+    def leave(self, reason: str, survived: bool = True) -> None:
+        """End the training for this reason."""
+        self.reason = reason
+        self.survived = survived
+        self._optimizer = None
+        self._saved = None
+
+    def begin_again(self) -> None:
+        """Forget every step."""
+        self.leave("")
+        self.losses = []
+        self.scored = []
+
+    def count_earlier_learning(self) -> None:
+        """Take a training that ends below every constant output for learned: its weights had."""
+        if self.outcome == DID_NOT_LEARN and self.is_below_constant:
+            self.outcome = LEARNED
+
+    @property
+    def is_below_constant(self) -> bool:
+        """Whether the score is below the loss of every constant output; False if unknown."""
+        return self.score < self.setup.loss_range.left_after(VERDICT.fall, math.inf)
+
+    @property
+    def score(self) -> float:
+        """The mean of the last third; nan where the training diverged."""
+        last_third = self.scored[-math.ceil(len(self.scored) / 3) :]
+        return statistics.fmean(last_third) if self.survived else math.nan
+
+    def trial(self) -> Trial:
+        """Return the training as plain data."""
+        return Trial(
+            name=self.name,
+            lr=self.lr,
+            # No step is made with a loss that is not finite.
+            steps=sum(map(math.isfinite, self.losses)),
+            score=self.score,
+            survived=self.survived,
+            losses=tuple(self.losses),
+            reason=self.reason,
+            outcome=self.outcome,
+        )
+
+
+@dataclass(frozen=True)
+class TrialSetting:
+    """Trials of a model at several rates, from its present weights and on the same batches."""
+
+    setup: TrainingSetup
+    state: ModelState
+    batches: Sequence[Batch]
+    # Of the examples, where a step takes half of the batch, drawn anew: so it has the noise of a
+    # mini-batch.
+    order: Tensor | None = None
+    first_loss: float = math.nan  # of the first batch before any step, nan if not known
+
+    def train(
+        self, lr: float, *, steps: int = LENGTHS.steps, warmup: int = 0, patient: bool = False
     ) -> Trial:
         """Train for some steps, fewer where the loss gets far above its first, unless `patient`.
 
         The first loss is that of the whole batch.
         """
-        losses: list[float] = []
+        training = ShortTraining(self.setup, self.state, lr)
 
-        def add(_: int, value: float) -> None:
-            losses.append(value if losses or math.isnan(self.first) else self.first)
+        def is_lost() -> bool:
+            losses = training.losses
+            return bool(losses) and not patient and is_far_above(losses, self.setup.loss_range)
 
-        def pairs() -> Iterator[tuple[Any, Any]]:
-            for batch in itertools.islice(_pieces(self.batches, self.order, self.seed), steps):
-                if losses and not patient and self._is_lost(losses):
-                    return
-                yield self._copy(batch)
-
-        with self.state.with_stand_ins(self.seed):
-            optimizer = build(lr)
-            seed_everything(self.seed, "trial")
-            loop.train(
-                self.model,
-                self.loss,
-                pairs(),
-                optimizer,
-                warmup=loop.Warmup(optimizer, warmup),
-                forward=self.forward,
-                on_step=add,
-            )
-            self.model.zero_grad(set_to_none=True)
-        is_lost = not patient and self._is_lost(losses)
-        outcome = DIVERGED if is_lost else judge(losses, self.loss_range)
-        survived = outcome != DIVERGED
-        return Trial(
-            name="trial",
-            lr=lr,
-            steps=len(losses),
-            score=statistics.fmean(losses[-math.ceil(len(losses) / 3) :]) if survived else math.nan,
-            survived=survived,
-            losses=tuple(losses),
-            outcome=outcome,
-            reason="" if survived else f"diverged by step {len(losses)}",
+        batches = itertools.takewhile(lambda _: not is_lost(), self.pieces())
+        training.train(
+            itertools.islice(batches, steps),
+            purpose="trial",
+            warmup=warmup,
+            first_loss=self.first_loss,
         )
+        if is_lost():
+            training.diverge()
+        return training.trial()
 
-    def first_move(self, build: Build, lr: float) -> float:
-        """The length of the first step over that of all weights that may move, per unit of rate."""
-        with self.state.with_stand_ins(self.seed):
-            optimizer = build(lr)
+    def first_move(self, lr: float) -> float:
+        """Return the length of the first step over that of all weights, per unit of rate."""
+        with self.state.with_stand_ins(self.setup.seed):
+            optimizer = self.setup.build(lr)
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
             before = [weight.detach().clone() for weight in weights]
-            seed_everything(self.seed, "trial")
-            loop.train(
-                self.model,
-                self.loss,
-                [self._copy(self.batches[0])],
-                optimizer,
-                forward=self.forward,
-            )
-            self.model.zero_grad(set_to_none=True)
-            after = [weight.detach() for weight in weights]
-            step = math.hypot(
-                *(float((new - old).norm()) for new, old in zip(after, before, strict=True))
-            )
+            self.setup.make_steps([self.batches[0]], optimizer, "trial")
+            pairs = zip(weights, before, strict=True)
+            step = math.hypot(*(float((weight.detach() - old).norm()) for weight, old in pairs))
         length = math.hypot(*(float(weight.norm()) for weight in before))
         return step / (length * lr) if length else math.inf
 
-    def _copy(self, batch: Batch) -> tuple[Any, Any]:
-        return copy_to(batch, device_of(self.model), self._dtype)
-
-    @functools.cached_property
-    def _dtype(self) -> torch.dtype | None:
-        dtypes = {
-            parameter.dtype
-            for parameter in self.model.parameters()
-            if parameter.is_floating_point()
-        }
-        return dtypes.pop() if len(dtypes) == 1 else None
-
-    def _is_lost(self, losses: Sequence[float]) -> bool:
-        return not math.isfinite(losses[-1]) or losses[-1] > losses[
-            0
-        ] + FAR * self.loss_range.height(losses[0])
+    def pieces(self) -> Iterator[Batch]:
+        """Yield the batches of the steps: in turn, or random halves of them."""
+        source = generator(self.setup.seed, "halves")
+        for batch in itertools.cycle(self.batches):
+            yield batch if self.order is None else half_of(batch, self.order, source)
 
 
 @contextlib.contextmanager
-def prepare_trials(
-    model: nn.Module,
-    loss: Loss,
-    batches: Sequence[Batch],
-    *,
-    forward: Forward | None = None,
-    seed: int = 0,
-) -> Iterator[TrialSetting]:
-    """Trials on halves of the batch; several batches, and one that cannot be halved, are taken whole."""
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        untouched_model(model, loss, forward) as state,
-    ):
-        setting = TrialSetting(model, loss, batches, forward, seed, state, None, math.nan, UNKNOWN)
-        with contextlib.suppress(*_REFUSALS):
-            setting = _look_at_loss(setting)
-        if len(batches) == 1 and batches[0].size >= LEAST_HALVED:
-            with contextlib.suppress(*_REFUSALS):
-                halves = replace(setting, order=own_order(batches[0], seed))
-                setting = halves if _accepts_half(halves) else setting
+def prepare_trials(setup: TrainingSetup, batches: Sequence[Batch]) -> Iterator[TrialSetting]:
+    """Prepare trials on halves of the batch; several, or an indivisible one, are taken whole."""
+    with torch.inference_mode(False), torch.enable_grad(), setup.untouched() as state:
+        setting = TrialSetting(setup, state, batches)
+        with contextlib.suppress(*BATCH_REFUSALS):
+            setting = _with_first_loss(setting)
+        if len(batches) == 1 and batches[0].size >= FEWEST_TO_HALVE:
+            with contextlib.suppress(*BATCH_REFUSALS):
+                halved = replace(setting, order=order_by_content(batches[0], setup.seed))
+                if _accepts_half(halved):
+                    setting = halved
         yield setting
 
 
-def _look_at_loss(setting: TrialSetting) -> TrialSetting:
-    """With the first loss and its range."""
-    with setting.state.with_stand_ins(setting.seed):
-        output, batch = _output_of(setting, setting.batches[0])
-        first = setting.loss(output, batch.targets).item()
+def _with_first_loss(setting: TrialSetting) -> TrialSetting:
+    """Return the setting with the first loss and the range of the loss."""
+    setup = setting.setup
+    with setting.state.with_stand_ins(setup.seed):
+        output, batch = setup.output_of(setting.batches[0])
+        first_loss = setup.loss(output, batch.targets).item()
     loss_range = find_loss_range(
-        lambda found, one: setting.loss(found, one.targets), output, [batch]
+        lambda free, copied: setup.loss(free, copied.targets), output, [batch]
     )
-    return replace(setting, first=first, loss_range=loss_range)
-
-
-def _output_of(setting: TrialSetting, batch: Batch) -> tuple[Tensor, Batch]:
-    inputs, targets = setting._copy(batch)
-    model = setting.model
-    forward = setting.forward
-    output = model(inputs) if forward is None else forward(model, inputs)
-    return output, Batch(inputs, targets, batch.size)
+    return replace(setting, setup=replace(setup, loss_range=loss_range), first_loss=first_loss)
 
 
 def _accepts_half(setting: TrialSetting) -> bool:
@@ -254,62 +398,41 @@ def _accepts_half(setting: TrialSetting) -> bool:
 
     The gradient of a mean by the outputs of a half is twice as large when the others are left out.
     """
-    with setting.state.with_stand_ins(setting.seed):
-        output, batch = _output_of(
-            setting, next(_pieces(setting.batches, setting.order, setting.seed))
-        )
-        value = setting.loss(output, batch.targets)
+    loss = setting.setup.loss
+    with setting.state.with_stand_ins(setting.setup.seed):
+        output, batch = setting.setup.output_of(next(setting.pieces()))
+        value = loss(output, batch.targets)
     free = output.detach().requires_grad_()
     half = part_of(Batch(free, batch.targets, batch.size), torch.arange(batch.size // 2))
-    (together,) = torch.autograd.grad(setting.loss(free, batch.targets), free)
-    (alone,) = torch.autograd.grad(setting.loss(half.inputs, half.targets), free)
-    own = together[alone != 0]
-    is_sum = bool(own.any()) and float((alone * together).sum() / own.square().sum()) < 1.5
+    (together,) = torch.autograd.grad(loss(free, batch.targets), free)
+    (alone,) = torch.autograd.grad(loss(half.inputs, half.targets), free)
+    of_half = together[alone != 0]
+    ratio = (alone * together).sum() / of_half.square().sum()
+    is_sum = bool(of_half.any()) and float(ratio) < 1.5
     return bool(value.isfinite()) and not is_sum
 
 
-def _pieces(batches: Sequence[Batch], order: Tensor | None, seed: int) -> Iterator[Batch]:
-    source = generator(seed, "halves")
-    for batch in itertools.cycle(batches):
-        yield batch if order is None else half_of(batch, order, source)
+@torch.inference_mode(False)
+@torch.enable_grad()
+def try_weights(setup: TrainingSetup, batch: Any, lr: float, steps: int) -> Trial:
+    """Train from the present weights on the batch, or on several in turn, and put everything back.
 
-
-def half_of(batch: Batch, order: Tensor, source: torch.Generator) -> Batch:
-    """Half of the examples in `order`, drawn at random."""
-    return part_of(
-        batch, order[torch.randperm(len(order), generator=source)[: max(1, len(order) // 2)]]
-    )
-
-
-def own_order(batch: Batch, seed: int) -> Tensor:
-    """Indices of the examples, by content: random halves of them do not depend on the order in the batch.
-
-    A batch that is repeated as a whole counts once.
+    This is done twice: on random halves of the batch, which differ as mini-batches do, and on the
+    whole batch. Costs twice `steps` training steps at most.
     """
-    place = _project(batch, batch.inputs, seed)
-    content = place + _project(batch, batch.targets, seed + 1)
-    # By targets, which may be renamed, only where the inputs are the same.
-    order = content.argsort(stable=True)
-    order = order[place[order].argsort(stable=True)]
-    sorted_content = content[order]
-    is_new = (
-        sorted_content.diff(prepend=torch.tensor([math.inf])).abs() > 1e-6 * content.abs().max()
-    )
-    times = math.gcd(*is_new.cumsum(0).bincount()[1:].tolist())
-    return order[::times] if len(order) >= times * LEAST_HALVED else order
-
-
-def _project(batch: Batch, part: Any, seed: int) -> Tensor:
-    """A number for each example: its content along a random direction."""
-    rows = [
-        (torch.view_as_real(one) if one.is_complex() else one)
-        .detach()
-        .reshape(batch.size, -1)
-        .float()
-        for one in tensors_in(part)
-        if one.ndim and len(one) % batch.size == 0
-    ]
-    keys = (
-        row @ torch.randn(row.shape[1], generator=generator(seed, "order")).to(row) for row in rows
-    )
-    return sum((key.cpu() for key in keys), torch.zeros(batch.size))
+    batches = [read for _, read in read_batches(batch)]
+    source = generator(setup.seed, "halves")
+    ordered = itertools.cycle([(read, order_by_content(read, setup.seed)) for read in batches])
+    halves = [half_of(read, order, source) for read, order in itertools.islice(ordered, steps)]
+    for pieces in (halves, batches):
+        # Half of the examples may be no batch, as of a graph. The whole one then decides alone.
+        refusals = BATCH_REFUSALS if pieces is halves else ()
+        with contextlib.suppress(*refusals), setup.untouched() as state:
+            training = ShortTraining(setup, state, lr, "present weights")
+            in_turn = itertools.islice(itertools.cycle(pieces), steps)
+            training.train(in_turn, purpose="steps from 0")
+            training.count_earlier_learning()
+            trial = training.trial()
+            if not trial.survived:
+                break
+    return trial

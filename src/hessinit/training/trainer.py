@@ -1,0 +1,252 @@
+"""One run of `compare`: a new model, its initialization, its curvature, and a short training."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hessinit.errors import ConvergenceWarning, ProblemError
+from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
+from hessinit.measurement.measure import measure
+from hessinit.problem import validate
+from hessinit.problem.batches import Batch
+from hessinit.problem.explained import explained, explained_loss
+from hessinit.problem.problem import Loss, Problem
+from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Run, window
+from hessinit.results.initialization import DIVERGED
+from hessinit.results.result import Plain
+from hessinit.training import loop
+from hessinit.training.data import Data, copy_to, derive, device_of, reproducible, seed_everything
+from hessinit.training.initializers import Initializer, NormalWeights, describe
+from hessinit.training.trial import judge
+from hessinit.training.workers import Job
+
+CONSTANT_BATCHES = 16  # on which the loss of a constant prediction is found
+TOLERANCE = 1e-2  # of the initial norms: a percent is enough to compare initializations
+
+Build = Callable[[], nn.Module]
+
+
+class FirstModel(NamedTuple):
+    """What the first model tells before any run."""
+
+    model: nn.Module
+    loss: float
+    gradient_seconds: float
+    loss_range: LossRange
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What all runs share; called with a job, it trains a new model and returns the run.
+
+    `options` are those of a `Problem`, its model, loss, batch and seed aside.
+    """
+
+    build: Build
+    loss: Loss
+    data: Data
+    options: Mapping[str, Any]
+    schemes: tuple[Initializer, ...]
+    steps: int
+    optimizer: str | loop.MakeOptimizer
+    device: str | None
+    loss_range: LossRange = UNKNOWN
+
+    def __call__(self, job: Job) -> Run:
+        (name, rate, seed), is_measured = job.parameters
+        scheme = next(scheme for scheme in self.schemes if scheme.name == name)
+        run = partial(Run, scheme=name, learning_rate=rate, seed=seed)
+        started = time.perf_counter()
+        with reproducible(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of the first model were shown
+            model = self.build_model(seed)
+            problem = self._problem(model, self.data.initial_batch(seed), derive(seed, "start"))
+            try:
+                remark = scheme.initialize_(problem, rate, seed, self.optimizer)
+            except Exception as failure:  # a scheme may refuse this model
+                return run(
+                    losses=(),
+                    first_loss=math.nan,
+                    final_loss=math.nan,
+                    steps_done=0,
+                    diverged=False,
+                    norms=None,
+                    seconds=time.perf_counter() - started,
+                    note=str(failure) or type(failure).__name__,
+                )
+            model.train()
+            norms, trouble = self._measure(model, scheme, seed) if is_measured else (None, "")
+            losses, failed = self._train(model, scheme, rate, seed)
+        outcome = judge(losses, self.loss_range)
+        curve = loop.chunk_means(losses, math.ceil(self.steps / MOST_POINTS))
+        return run(
+            losses=tuple(float(f"{loss:.{DIGITS}g}") for loss in curve),
+            first_loss=losses[0],
+            final_loss=loop.final_loss(losses, window(self.steps)),
+            steps_done=len(losses) - (not math.isfinite(losses[-1])),
+            diverged=outcome == DIVERGED,
+            outcome=outcome,
+            norms=norms,
+            seconds=time.perf_counter() - started,
+            note=" ".join(filter(None, (remark, trouble, failed))),
+        )
+
+    def _problem(self, model: nn.Module, batch: Batch, seed: int) -> Problem:
+        device = device_of(model)
+        pair = copy_to(batch, device)  # the model may write into its inputs
+        return Problem(model, self._loss_on(device), pair, **self.options, seed=seed)
+
+    def _measure(
+        self, model: nn.Module, scheme: Initializer, seed: int
+    ) -> tuple[dict[str, float] | None, str]:
+        """Return the initial norms, and what went wrong, which does not stop the run."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", ConvergenceWarning)
+            try:
+                batch = self.data.initial_batch(seed)
+                problem = self._problem(model, batch, derive(seed, "measure"))
+                if scheme.scheme == "hessinit":  # `initialize_` has checked the derivatives
+                    problem = replace(problem, check=False)
+                report = measure(problem, tolerance=TOLERANCE, distributed="each")
+            except Exception as failure:
+                return None, f"The initial curvature was not measured: {failure}"
+        # A layer that is called "network" appears under its parameter's name.
+        names = {NETWORK: f"{NETWORK}.weight"}
+        norms = {names.get(layer.name, layer.name): layer.norm for layer in report.layers}
+        norms[NETWORK] = report.network.norm
+        return norms, " ".join(f"Initial curvature: {warning.message}" for warning in caught)
+
+    def _train(
+        self, model: nn.Module, scheme: Initializer, rate: float, seed: int
+    ) -> tuple[list[float], str]:
+        """Train the model; return its losses, and a failure in words."""
+        device = device_of(model)
+        seed_everything(seed, "training")  # so that measuring changes nothing
+        optimizer = loop.make_optimizer(self.optimizer, model, rate)
+        return loop.train(
+            model,
+            self._loss_on(device),
+            (copy_to(batch, device) for batch in self.data.minibatches(seed)),
+            optimizer,
+            steps=self.steps,
+            warmup=loop.Warmup(optimizer, scheme.warmup),
+            forward=self.options["forward"],
+            build=lambda: self.build_model(seed),
+        )
+
+    def build_model(self, seed: int) -> nn.Module:
+        """Return a new model on the chosen device; the same weights for the same seed."""
+        seed_everything(seed, "build")
+        model: Any = self.build()
+        validate.check_model(model, self.options["forward"])
+        if self.device is not None:
+            model = model.to(self.device)
+        return model.train()
+
+    def _loss_on(self, device: torch.device) -> Loss:
+        if isinstance(self.loss, nn.Module):
+            return copy.deepcopy(self.loss).to(device)
+        return self.loss
+
+    def check_first_model(self) -> FirstModel:
+        """Return what a new model tells; refuse wrong models, losses and data before any run."""
+        with reproducible():
+            spare = self.build_model(0)
+            model = self.build_model(0)
+            self._check_models(model, spare)
+            batch = copy_to(self.data.initial_batch(0), device_of(model))
+            seed_everything(0, "training")
+            output, loss = self._first_loss(model, *batch)
+            validate.check_loss_value(loss)
+            if not loss.requires_grad:
+                raise ProblemError(
+                    "the loss does not depend on any trainable parameter, so there is nothing to "
+                    "train; is the model frozen, or does its forward detach?"
+                )
+            loop.make_optimizer(self.optimizer, model, 0.1)
+            loss.backward()  # the first includes what torch does once
+            started = time.perf_counter()
+            self._first_loss(model, *batch)[1].backward()
+            seconds = time.perf_counter() - started
+            return FirstModel(model, loss.item(), seconds, self._find_loss_range(output))
+
+    def _check_models(self, model: nn.Module, spare: nn.Module) -> None:
+        """Refuse a `build` whose models share their weights, and data or layers that do not fit."""
+        validate.check_order(model, self.loss)
+        for part in self.data.parts:
+            validate.check_finite_inputs(part.inputs, "")
+        shared = {id(parameter) for parameter in spare.parameters() if parameter.requires_grad}
+        if model is spare or any(id(parameter) in shared for parameter in model.parameters()):
+            raise ProblemError(
+                "build() returned the same model twice, or models that share their weights, and "
+                "every run needs its own; create the model inside build, or return "
+                "copy.deepcopy(model)."
+            )
+        for initializer in self.schemes:
+            if isinstance(initializer.scheme, NormalWeights):
+                initializer.scheme(spare, None, None, 0.0, 0)  # refuses layers that match nothing
+
+    def _find_loss_range(self, output: Any) -> LossRange:
+        """Return the range of the loss over some mini-batches."""
+        if not isinstance(output, Tensor):
+            return UNKNOWN
+        loss = self._loss_on(output.device)
+        size = self.data.initial_batch(0).size
+        batches = []
+        for batch in itertools.islice(self.data.minibatches(0), CONSTANT_BATCHES):
+            # The output is that of the initial batch; the last one of ready ones may differ.
+            if batch.size == size:
+                inputs, targets = copy_to(batch, output.device)
+                batches.append(Batch(inputs, targets, size))
+        return find_loss_range(lambda free, batch: loss(free, batch.targets), output, batches)
+
+    def _first_loss(self, model: nn.Module, inputs: Any, targets: Any) -> tuple[Any, Tensor]:
+        """Return the output and the loss of a batch; explain what fails on a shape or dtype."""
+        forward = self.options["forward"]
+        with explained(model, inputs, forward, converted=False):
+            output = model(inputs) if forward is None else forward(model, inputs)
+        with explained_loss(output, targets):
+            return output, self._loss_on(device_of(model))(output, targets)
+
+    def record(self, first: FirstModel) -> dict[str, Plain]:
+        """Return the settings that must not change between the runs of one folder."""
+        parameters = []
+        for name, parameter in first.model.named_parameters():
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            frozen = "" if parameter.requires_grad else " frozen"
+            parameters.append(f"{name}: {dtype} {tuple(parameter.shape)}{frozen}")
+        changed = {
+            field.name: str(self.options[field.name])
+            for field in fields(Problem)
+            if self.options.get(field.name, field.default) != field.default
+        }
+        changed["forward"] = describe(self.options["forward"])
+        return {
+            "model": describe(first.model),
+            "parameters": "; ".join(parameters),
+            "loss": describe(self.loss),
+            "forward": "",  # the order of the settings is that of earlier records
+            "hash of the data": self.data.digest(),
+            "examples": self.data.examples,
+            "batch_size": self.data.batch_size,
+            "steps": self.steps,
+            "optimizer": describe(self.optimizer),
+            "device": device_of(first.model).type,
+            "default dtype": str(torch.get_default_dtype()),
+            # Options that repr(loss) does not show change it. Few digits: other machines round
+            # otherwise.
+            "loss of a new model": f"{first.loss:.4g}",
+            **changed,
+        }
