@@ -30,3 +30,7 @@ def call(verb: Callable[..., T], model: Any, loss: Any, batch: Any, **options: A
 
 def measure(model: Any, loss: Any, batch: Any, **options: Any) -> hessinit.CurvatureReport:
     return call(hessinit.measure, model, loss, batch, **options)
+
+
+def initialize_(model: Any, loss: Any, batch: Any, **options: Any) -> hessinit.Initialization:
+    return call(hessinit.initialize_, model, loss, batch, **options)

@@ -38,9 +38,8 @@ def test_a_failure_shows_the_user_s_frames_only(run, command, doing):
 
 
 def test_a_failure_in_a_worker_is_the_user_s_own(run):
-    told = refused(
-        run("compare", "net.py:fails_in_a_worker", *["--batch-size", "4", "--steps", "10", "--workers", "2"])
-    )
+    options = ["--batch-size", 4, "--steps", 10, "--workers", 2]
+    told = refused(run("compare", "net.py:fails_in_a_worker", *options))
     assert "LookupError: no data here" in told
     assert "Please report it" not in told
 

@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,10 +66,8 @@ def test_where_nothing_learns_the_first_line_says_so_and_the_command_ends_with_1
 
 
 def test_the_exit_status_is_that_of_the_first_line_where_only_one_seed_learns(run, monkeypatch):
-    runs = (
-        make_run("he", 0.1, 0, 1.0, outcome="learned"),
-        make_run("he", 0.1, 1, 1.99, outcome="did not learn"),
-    )
+    first, second = (make_run("he", 0.1, seed, 1.0 + 0.99 * seed) for seed in (0, 1))
+    runs = replace(first, outcome="learned"), replace(second, outcome="did not learn")
     found = make_comparison({("he", 0.1): (1.0, 1.99)}, runs=runs)
     monkeypatch.setattr("hessinit.compare", lambda *arguments, **keywords: found)
     result = run("compare", "net.py:problem", "--workers", 1)

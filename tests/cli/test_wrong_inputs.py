@@ -102,9 +102,7 @@ def test_a_wrong_problem_is_refused_on_the_command_line(run, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in BY_FUNCTION if name not in ("huge", "array_inputs")])
-def test_a_wrong_problem_is_refused_in_python_before_any_training(
-    name: str, wrong_file: dict[str, Any]
-) -> None:
+def test_a_wrong_problem_is_refused_in_python_before_any_training(name: str, wrong_file: Any) -> None:
     _, loss, data = wrong_file[name]()
     settings = hessinit.RunSettings(progress=False)
     with pytest.raises(hessinit.ProblemError, match=BY_FUNCTION[name][0]) as refusal:

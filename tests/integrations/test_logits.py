@@ -111,10 +111,8 @@ def test_question_answering_is_refused_and_what_the_refusal_says_gives_dense_tru
 
 
 def test_a_decoder_that_makes_no_inputs_of_labels_is_refused() -> None:
-    model, batch = (
-        Net(lambda net, input_ids: input_ids, head=nn.Linear(2, 2)),
-        {"input_ids": torch.ones(3, 5).long()},
-    )
+    model = Net(lambda net, input_ids: input_ids, head=nn.Linear(2, 2))
+    batch = {"input_ids": torch.ones(3, 5).long()}
     with pytest.raises(hessinit.ProblemError, match="the batch has no 'decoder_input_ids'.*Add them"):
         logits_problem(model, {**batch, "labels": batch["input_ids"]}, task="seq2seq-lm")
 
