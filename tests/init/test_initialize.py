@@ -100,7 +100,7 @@ def test_both_of_two_heads_are_scaled() -> None:
     torch.manual_seed(0)
     parts = {"body": nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh())}
     parts |= {"first": nn.Linear(32, 4), "second": nn.Linear(32, 6)}
-    model = Net(lambda net, x: torch.cat([net.first(net.body(x)), net.second(net.body(x))], 1), **parts)
+    model = Net(lambda net, x: torch.cat([net.first(state := net.body(x)), net.second(state)], 1), **parts)
     result = initialize_(model, LOSS, digits(), target=9.0, fit=Fit(scaling="last"))
     assert [name for name, scale in result.scales.items() if scale != 1] == ["first", "second"]
 
@@ -368,8 +368,6 @@ def test_what_was_trained_before_is_drawn_anew_only_where_that_is_asked_for(kind
     initialize_(model, LOSS, batch, target=1.0, overwrite=True)
     assert not torch.equal(last.weight, old)
     assert all(torch.equal(model.get_parameter(name), one) for name, one in frozen.items())
-    with pytest.raises(ProblemError, match="overwrite='yes' must be True or False"):
-        initialize_(model, LOSS, batch, overwrite="yes")
 
 
 @pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
@@ -541,22 +539,10 @@ def test_a_forward_that_differentiates_by_its_weights_is_told_the_way_out_and_it
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"lr": 0.1, "target": 2.0}, r"lr=0.1 and target=2.0 both set the norm .* pass one of them"),
-    ({"lr": 0.0}, "lr=0.0 must be a finite number above 0"),
-    ({"target": -1}, "target=-1 must be a finite number above 0"),
     ({"rule": "layer"}, "rule='layer' is unknown; .* Did you mean 'layers'"),
     ({"scheme": "kaiming"}, "scheme='kaiming' is unknown; .* Did you mean 'he'"),
-    ({"scaling": "gain"}, "scaling='gain' is unknown; choose from 'auto', 'all', 'last'"),
     ({"scaling": "last", "rule": "layers"}, "scaling='last' has no meaning for rule='layers'"),
     ({"rule": "layers", "lr": 0.1, "optimizer": "adam"}, "rule='layers' with optimizer='adam'.*pass target="),
-    ({"momentum": 1.0}, "momentum=1.0 must be a number from 0"),
-    ({"curvature": "both"}, "curvature='both' is unknown"),
-    ({"residual": "scale"}, "residual='scale' is unknown; .* Did you mean 'scaled'"),
-    ({"tolerance": 0}, "tolerance=0 must be a relative error"),
-    ({"max_measurements": 0}, "max_measurements=0 must be a whole number, 1 or more"),
-    ({"max_sharpening": 0.5}, "max_sharpening=0.5 must be 1 or more"),
-    ({"seed": -1}, "seed=-1 must be a whole number"),
-    ({"dry_run": 1}, "dry_run=1 must be True or False"),
-    ({"layers": "fc9"}, "layers='fc9' fits no parameter"),
     ({"layers": "1.bias"}, "no weight of two or more dimensions can be set"),
 ]
 

@@ -73,8 +73,6 @@ def test_wrong_shapes_and_problems_are_answered_with_the_right_ones(make: Any) -
             operator @ wrong
     with pytest.raises(TypeError, match="cannot multiply an operator with a ndarray; pass a torch.Tensor"):
         operator @ numpy.ones(35)
-    with pytest.raises(hessinit.ProblemError, match="layers='fc' fits no parameter"):
-        call(make, network(), LOSS, batch(), layers="fc")
     dropping = nn.Sequential(network(), nn.Dropout())
     with pytest.raises(hessinit.ProblemError, match=r"dropout is active \(train mode\) in 1 \(Dropout\)"):
         call(make, dropping, LOSS, batch(), dropout="refuse")

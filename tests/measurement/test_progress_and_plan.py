@@ -120,13 +120,6 @@ def test_an_exception_of_the_callback_ends_the_measurement_and_leaves_the_model(
     assert differences(before, snapshot(model, LOSS, batch())) == []
 
 
-def test_a_progress_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(
-        hessinit.ProblemError, match=r"progress=True must be a .* callable as progress\(state"
-    ):
-        hessinit.measure(network(), LOSS, batch(), progress=True)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("watched", [True, False])
 def test_a_terminal_shows_layers_products_and_time_left(monkeypatch: Any, watched: bool) -> None:
     class Stream(io.StringIO):

@@ -251,30 +251,16 @@ def test_a_loss_that_is_flat_at_these_outputs_is_not_called_linear() -> None:
     assert hessinit.measure(model, lambda output, target: output.pow(4).mean(), batch()).network.norm > 0
 
 
-WHOLE = "must be a whole number"
-RELATIVE = "tolerance=.* must be a relative error between 0 and 1, such as 1e-3"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"curvature": "hessain"}, "curvature='hessain' is unknown; .*Did you mean 'hessian'?"),
-        ({"curvature": None}, "curvature=None is unknown; choose from 'gauss-newton', 'hessian', 'both'"),
         ({"estimator": "lanzcos"}, "estimator='lanzcos' is unknown; .*Did you mean 'lanczos'?"),
-        ({"reduction": "avg"}, "reduction='avg' is unknown; choose from 'auto', 'mean', 'sum'"),
-        ({"dropout": "freez"}, "dropout='freez' is unknown; .*Did you mean 'freeze'?"),
-        ({"dtype": torch.bfloat16}, "dtype=torch.bfloat16 is not supported; choose torch.float32"),
-        ({"dtype": "float64"}, "dtype='float64' is not supported; choose torch.float32"),
         ({"curvature": "hessian", "estimator": "gram"}, "'gram' measures Gauss-Newton.*'auto' or 'lanczos'"),
-        *(({"tolerance": value}, RELATIVE) for value in (0, 1, float("nan"), None)),
-        ({"max_iterations": 0.5}, f"max_iterations=0.5 {WHOLE}, 1 or more"),
-        ({"details": "top-0"}, "details='top-0' is unknown; choose from 'trace'.*'top-5'"),
-        ({"seed": 2**70}, f"seed={2**70} {WHOLE}, 0 or more"),
         ({"details": "top-3", "max_iterations": 1}, "top-3. with max_iterations=1.*_iterations=3 or more"),
         ({"layers": []}, "layers=\\[\\] must be names or globs.*leave it out to measure every weight"),
         ({"layers": "3"}, "layers='3' fits no parameter of the model; its layers are 0, 2\\."),
         ({"layers": ["0", "encoder.*"]}, "layers='encoder.\\*' fits no parameter"),
-        ({"layers": ["0", None]}, "layers=\\['0', None\\] must be names or globs"),
     ],
 )
 def test_options_outside_their_range(options: dict[str, Any], message: str) -> None:
