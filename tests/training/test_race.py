@@ -442,10 +442,10 @@ def test_whatever_is_raised_the_model_is_as_found(place: str, error: BaseExcepti
 
     own = candidates(model, 0.9, 1.0, 0.5)
     tries = [one._replace(write_=functools.partial(armed, one.write_)) for one in own]
+    setup = setup_of(model, loss, optimizer=build, forward=forward)
     for fuse in (1, 2, 3) if place in ("optimizer", "write_") else (1, 2, 5, 9, 13, 17, 23, 24):
         bombs |= {name: Bomb(fuse if name == place else 0, error) for name in PLACES}
         with pytest.raises(type(error)):
-            setup = setup_of(model, loss, optimizer=build, forward=forward)
             race_(setup, raced, tries, steps=12, progress=bombs["progress"])
         assert bits(model, own_loss) == before, f"{place}, call {fuse}"
 

@@ -54,9 +54,7 @@ def test_every_point_has_the_norms_of_the_weights_at_that_step(curvature: str) -
         ({"weight_decay": 1.0}, 2 / 5),
     ],
 )  # fmt: skip
-def test_the_limit_of_descent_on_a_quadratic_is_the_closed_form(
-    settings: dict[str, Any], limit: float
-) -> None:
+def test_the_limit_of_descent_on_a_quadratic_is_the_closed_form(settings: Any, limit: float) -> None:
     model, loss, batch = quadratic([1.0, 4.0, 0.1])
     optimizer = torch.optim.SGD(model.parameters(), lr=1.02 * limit, **settings)
     tracker = tracked(model, batch, optimizer, loss, every=1000)
