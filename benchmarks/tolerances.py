@@ -43,12 +43,7 @@ CURVATURE = "gauss-newton"
 def measure(problem: Drawn, estimator: str, tolerance: float) -> hessinit.CurvatureReport:
     parts = problem.build()  # anew: a measurement cannot spoil the next one
     measured = hessinit.Problem(
-        parts.model,
-        parts.loss,
-        parts.batch,
-        forward=parts.forward,
-        layers=problem.layers,
-        seed=problem.seed,
+        parts.model, parts.loss, parts.batch, forward=parts.forward, layers=problem.layers, seed=problem.seed
     )
     return hessinit.measure(measured, estimator=estimator, tolerance=tolerance, curvature=CURVATURE)
 

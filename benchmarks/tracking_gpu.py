@@ -52,11 +52,7 @@ def main() -> None:
     problem = hessinit.logits_problem(model, {"input_ids": tokens[:MEASURED]})
     started = time.perf_counter()
     tracker = hessinit.track(
-        problem,
-        optimizer=optimizer,
-        every=10,
-        max_overhead=options.max_overhead,
-        path=None,
+        problem, optimizer=optimizer, every=10, max_overhead=options.max_overhead, path=None
     )
     with tracker:
         for number in range(options.steps):

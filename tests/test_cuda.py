@@ -39,7 +39,7 @@ PROBLEMS: dict[str, tuple[nn.Module, torch.Tensor]] = {
 def test_a_gpu_gives_the_numbers_of_the_cpu(name: str, settings: dict[str, Any]) -> None:
     model, x = PROBLEMS[name]
     known = name != "LSTM"  # on a GPU, its fused cell adds the biases after the layers that are seen
-    extras: dict[str, Any] = {"curvature": "both", "jacobians": known, "diagnostics": known}
+    extras: dict[str, Any] = {"curvature": "both", "details": ["jacobians", "diagnostics"] if known else []}
     expected = measure(model, LOSS, (x, labels()), **extras, **EXACT)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")  # would be TF32, were it not for the settings
@@ -65,7 +65,7 @@ def test_gpu_generators_go_on_as_if_nothing_had_been_drawn(place: str) -> None:
     model = Calling(lambda net, x: F.dropout(net(x), 0.5)).to(place)
     if place == "cuda":
         with pytest.raises(hessinit.ProblemError, match="output changes from call to call"):
-            hessinit.measure(model, LOSS, batch())
+            hessinit.measure(hessinit.Problem(model, LOSS, batch(), dropout="refuse"))
     torch.cuda.manual_seed(5)
     undisturbed = torch.rand(4, device="cuda")
     torch.cuda.manual_seed(5)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from hessinit.init.gain import gain as gain
     from hessinit.init.options import Fit as Fit
     from hessinit.integrations.logits import logits_problem as logits_problem
-    from hessinit.measurement.matrices import gauss_newton as gauss_newton
-    from hessinit.measurement.matrices import hessian as hessian
-    from hessinit.measurement.matrices import jacobian as jacobian
+    from hessinit.measurement.measure import gauss_newton as gauss_newton
+    from hessinit.measurement.measure import hessian as hessian
+    from hessinit.measurement.measure import jacobian as jacobian
     from hessinit.measurement.measure import measure as measure
     from hessinit.measurement.plan import plan as plan
     from hessinit.problem.problem import Problem as Problem

@@ -15,10 +15,10 @@ from hessinit.curvature.derivative_check import check_gradients, check_loss
 from hessinit.curvature.evaluation import Evaluation, evaluate
 from hessinit.errors import ProblemError
 from hessinit.measurement.facts import facts_of, in_running_order, note_unchecked, notes_on
+from hessinit.problem.checks import Layer as Layer
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Problem
-from hessinit.problem.validate import Layer as Layer
 
 T = TypeVar("T")
 

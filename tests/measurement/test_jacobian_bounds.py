@@ -19,7 +19,7 @@ import hessinit
 from calls import measure
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
-from hessinit.measurement.bounds import jacobian_bounds
+from hessinit.measurement.jacobians import jacobian_bounds
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from hessinit.results.curvature_report import JacobianBounds

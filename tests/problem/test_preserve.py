@@ -29,8 +29,8 @@ import tiny
 from calls import measure
 from conftest import read_global_torch_state
 from hessinit.problem.batches import read_batches
-from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import untouched_sources
+from hessinit.problem.substitutes import in_mode
 from tiny import LOSS, SHORT_RUNS, Calling, Net, batch, inputs, labels, network, raise_from
 from zoo.snapshot import differences, snapshot
 

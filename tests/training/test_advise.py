@@ -20,7 +20,7 @@ from dense import dense_curvature, in_double
 from hessinit import ConvergenceError, ConvergenceWarning, ProblemError, advise, measure
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.problem.batches import read_batches
-from hessinit.problem.validate import find_layers
+from hessinit.problem.checks import find_layers
 from hessinit.results.advice import Descent
 from hessinit.training.optimizer_rules import build_optimizer_rule, optimizer_builder, read_optimizer
 from hessinit.training.trial import TrainingSetup, prepare_trials

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hessinit.problem.double_backward import twice_differentiable
+from hessinit.problem.substitutes import twice_differentiable
 
 Loss = Callable[[Any, Any], Tensor]
 Forward = Callable[[nn.Module, Any], Any]

@@ -21,7 +21,7 @@ from hessinit.curvature.loss_hessian import (
 )
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch, cast, tensors_in
-from hessinit.problem.determinism import check_forward
+from hessinit.problem.checks import check_forward
 from hessinit.problem.functional import FunctionalProblem
 
 

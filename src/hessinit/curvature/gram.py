@@ -20,7 +20,7 @@ from hessinit.curvature import layer_uses, operators
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.layer_uses import LayerCall, rows_by_example
 from hessinit.curvature.loss_hessian import LossFactor
-from hessinit.problem.determinism import agree
+from hessinit.problem.checks import agree
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ SIZES = GramSizes()
 
 
 class LayerGram(operators.LinearOperator):
-    """`V Vᵀ` of one layer, by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block."""
+    """`V Vᵀ` of one layer by its products; `pull` after `push` is `VᵀV`, the Gauss-Newton block."""
 
     def __init__(
         self, signals: Sequence[CallSignals], weight_shape: tuple[int, ...], scale: float
@@ -281,23 +281,13 @@ def trace_grams(
     ]
     step = _examples_at_once(calls, root, size)
     # Only rows by example can be split, and no frozen random draw.
-    in_order = size == evaluation.batch.size and not any(
-        layer_call.time_first for layer_call in calls
-    )
+    in_order = size == evaluation.batch.size and not any(call.time_first for call in calls)
     if split and step < size and in_order and not evaluation.drew:
         outlines = [_outline(layer_call, size) for layer_call in calls]
-        output = evaluation.output.detach()
         # The graph of the whole batch must not stand beside those of the pieces: nothing may hold
         # on to it.
         del calls
-        pieces = [slice(first, min(first + step, size)) for first in range(0, size, step)]
-        with evaluation.graphs(anew=True):
-            # A function for each piece: its graph goes before the next one comes.
-            alike = all(
-                _gather_piece(evaluation, output, root, piece, outlines, collectors)
-                for piece in pieces
-            )
-        if not alike:
+        if not _gather_in_pieces(evaluation, root, step, outlines, collectors):
             return trace_grams(evaluation, root, split=False)
     else:
         _gather(evaluation.output, calls, root.columns, slice(0, size), collectors)
@@ -349,6 +339,31 @@ def _outline(layer_call: LayerCall, size: int) -> Outline:
     inputs = call.inputs if call.inputs.is_floating_point() else call.inputs.double()
     lengths = torch.linalg.vector_norm(inputs.reshape(size, -1), dim=1)
     return Outline((layer_call.name, type(call), rows // size, *shape), lengths)
+
+
+def _gather_in_pieces(
+    evaluation: Evaluation,
+    root: LossFactor,
+    step: int,
+    outlines: Sequence[Outline],
+    collectors: Sequence[Collector],
+) -> bool:
+    """Gather the signals of a few examples at a time; False if the model needs the whole batch."""
+    output = evaluation.output.detach()
+    size = output.shape[0]
+    with evaluation.graphs(anew=True):
+        # A function for each piece: its graph goes before the next one comes.
+        return all(
+            _gather_piece(
+                evaluation,
+                output,
+                root,
+                slice(first, min(first + step, size)),
+                outlines,
+                collectors,
+            )
+            for first in range(0, size, step)
+        )
 
 
 def _gather_piece(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature import krylov, probes
-from hessinit.problem import validate
+from hessinit.problem import checks
 from hessinit.results.curvature_report import Estimate
 
 Which = Literal["both", "top", "norm"]
@@ -104,8 +104,8 @@ class Goal:
         if self.which not in ("both", "top", "norm"):
             choices = "choose from 'both', 'top', 'norm'. For the bottom alone pass -operator"
             raise ValueError(f"which={self.which!r} is unknown; {choices}.")
-        validate.check_tolerance(self.tolerance)
-        validate.check_whole("max_iterations", self.max_iterations, at_least=1)
+        checks.check_tolerance(self.tolerance)
+        checks.check_whole("max_iterations", self.max_iterations, at_least=1)
 
 
 class LanczosSearch:
@@ -376,12 +376,12 @@ def top_eigenpairs(
     [-7.0, 5.0, 5.0, 5.0]
     """
     size = krylov.operator_size(operator)
-    validate.check_whole("count", count, at_least=1)
+    checks.check_whole("count", count, at_least=1)
     if count > size:
         advice = f"it is {size} × {size}. Pass count={size} or less"
         raise ValueError(f"count={count} is more than the operator has: {advice}.")
-    validate.check_tolerance(tolerance)
-    validate.check_whole("max_iterations", max_iterations, at_least=count)
+    checks.check_tolerance(tolerance)
+    checks.check_whole("max_iterations", max_iterations, at_least=count)
     search = _EigenpairSearch(operator, count, tolerance, max_iterations)
     stream = probes.probe_stream(operator, seed)
     while not search.is_over:

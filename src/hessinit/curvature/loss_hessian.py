@@ -15,9 +15,8 @@ from torch import Tensor
 from hessinit.curvature import krylov, layer_uses, probes
 from hessinit.errors import DerivativeError, WeightsError
 from hessinit.problem.batches import Batch
-from hessinit.problem.explained import explained_derivatives
-from hessinit.problem.functional import FunctionalProblem
-from hessinit.problem.validate import name_large_inputs
+from hessinit.problem.checks import name_large_inputs
+from hessinit.problem.functional import FunctionalProblem, explained_derivatives
 
 if TYPE_CHECKING:
     from hessinit.curvature.evaluation import BatchGraph

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature.krylov import Operator
-from hessinit.problem.validate import layer_name
+from hessinit.problem.checks import layer_name
 from hessinit.progress import PACE, OnProgress, ProgressState
 
 NETWORK = "network"

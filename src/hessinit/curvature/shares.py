@@ -32,6 +32,24 @@ class Share:
     moments: dict[str, int | None]
 
 
+def _joined_reduction(shares: Sequence[Share]) -> str | None:
+    """The reduction of the loss of all; refuses shares that cannot be joined."""
+    advice = 'pass the whole batch on every rank, with distributed="layers"'
+    coupling = max(share.coupling for share in shares)
+    if coupling:
+        raise ProblemError(
+            f'{coupling}, so a share of them, as in distributed="batch", has another loss; '
+            f"{advice}."
+        )
+    reductions = {share.reduction for share in shares} - {None}
+    if len(reductions) != 1:
+        raise ProblemError(
+            "the values of the loss do not tell whether it adds its examples up or averages them, "
+            f'so how to join the shares. Pass reduction="mean" or "sum", or {advice}.'
+        )
+    return reductions.pop()
+
+
 def join_shares(
     ranks: Ranks, evaluations: Sequence[Evaluation]
 ) -> tuple[list[Evaluation], dict[str, Any]]:
@@ -51,26 +69,14 @@ def join_shares(
         moments=evaluations[0].moments,
     )
     shares = list(ranks.exchange(share))
-    advice = 'pass the whole batch on every rank, with distributed="layers"'
-    coupling = max(share.coupling for share in shares)
-    if coupling:
-        raise ProblemError(
-            f'{coupling}, so a share of them, as in distributed="batch", has another loss; '
-            f"{advice}."
-        )
-    reductions = {share.reduction for share in shares} - {None}
-    if len(reductions) != 1:
-        raise ProblemError(
-            "the values of the loss do not tell whether it adds its examples up or averages them, "
-            f'so how to join the shares. Pass reduction="mean" or "sum", or {advice}.'
-        )
+    is_mean = _joined_reduction(shares) == "mean"
     rows = sum(share.rows for share in shares)
-    fractions = [share.rows / rows if reductions == {"mean"} else 1.0 for share in shares]
+    fractions = [share.rows / rows if is_mean else 1.0 for share in shares]
     moments = dict(share.moments)
     for name, moment in moments.items():
-        if moment is None and any(other.moments[name] is not None for other in shares):
+        if moment is None and any(share.moments[name] is not None for share in shares):
             moments[name] = _LAST_MOMENT  # last in the order, but not unused
-    first, *rest = (
+    first, *following = (
         evaluation.weighted(evaluation.weight * fractions[ranks.rank]) for evaluation in evaluations
     )
     facts = {
@@ -80,7 +86,7 @@ def join_shares(
         "examples": sum(share.examples for share in shares),
         "batches": sum(share.batches for share in shares),
     }
-    return [first.weighted(first.weight, moments), *rest], facts
+    return [first.weighted(first.weight, moments), *following], facts
 
 
 class SharedEngine(Engine):

@@ -19,7 +19,7 @@ from hessinit.curvature.krylov import (
     products_with,
 )
 from hessinit.curvature.probes import probe_stream
-from hessinit.problem.validate import check_whole
+from hessinit.problem.checks import check_whole
 from hessinit.results.curvature_report import Density, Estimate
 
 # Half-widths are two standard errors: about 95 % for normal samples, a little less for a handful of

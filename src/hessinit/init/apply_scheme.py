@@ -23,10 +23,10 @@ from hessinit.init import draws, mean_field
 from hessinit.init.trace import Context, WeightUse
 from hessinit.init.weight_uses import Fans, TracedWeights, fans_of, find_weight_uses, widths_change
 from hessinit.init.weights import Target, find_targets, snapshot
+from hessinit.problem.checks import check_model, check_present, check_switches, unwrap
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Forward, Problem
 from hessinit.problem.ranks import check_each
-from hessinit.problem.validate import check_model, check_present, check_switches, unwrap
 from hessinit.results.initialization import PlannedWeight, SchemePlan
 
 BY_NORMS = ["forward", "backward", "compromise"]

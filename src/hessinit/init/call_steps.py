@@ -26,7 +26,7 @@ from hessinit.init.trace import (
     map_leaves,
     sources_of,
 )
-from hessinit.problem.operations import operation_named
+from hessinit.problem.graph import operation_named
 
 _ACTIVATIONS = {"rnn_tanh": torch.tanh, "rnn_relu": torch.relu}
 

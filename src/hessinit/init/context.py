@@ -18,7 +18,7 @@ from torch import Tensor
 from hessinit.errors import ProblemError
 from hessinit.init.gain import moment
 from hessinit.init.trace import Context, Signal, Step, Trace, WeightUse, keeps_elements
-from hessinit.problem.operations import operation_named
+from hessinit.problem.graph import operation_named
 
 _PASSED = ("rearrange", "split", "pool")
 # What to call the end of a context, where the step's kind does not say it.

@@ -23,9 +23,9 @@ from hessinit.init.trace import WeightUse
 from hessinit.init.weight_uses import block_views
 from hessinit.init.weights import Target
 from hessinit.problem.batches import tensors_in
-from hessinit.problem.operations import name_of, operation_named
+from hessinit.problem.checks import layer_name
+from hessinit.problem.graph import name_of, operation_named
 from hessinit.problem.problem import Forward
-from hessinit.problem.validate import layer_name
 from hessinit.results.initialization import PlannedWeight
 
 DISTRIBUTIONS = ("normal", "truncated normal", "uniform")

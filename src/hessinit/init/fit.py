@@ -28,7 +28,7 @@ from hessinit.init.symmetric_fit import SymmetryScaler
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weight_uses import TracedWeights, find_weight_uses
 from hessinit.init.weights import Target
-from hessinit.problem.validate import layer_name
+from hessinit.problem.checks import layer_name
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry
 

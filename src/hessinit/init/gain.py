@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, choose
+from hessinit.problem.checks import check_switches
 from hessinit.problem.preserve import uninterrupted, untouched_random_state
-from hessinit.problem.validate import check_switches
 
 Function = Callable[[Tensor], Tensor]
 Activation = Function | nn.Module | type[nn.Module] | str

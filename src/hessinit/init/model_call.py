@@ -12,10 +12,10 @@ from torch.func import functional_call
 
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import cast, map_tensors
-from hessinit.problem.double_backward import twice_differentiable
-from hessinit.problem.explained import explain_module
+from hessinit.problem.functional import explain_module
 from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.problem.problem import Forward
+from hessinit.problem.substitutes import twice_differentiable
 
 
 def prepare_sample(model: nn.Module, sample: Any) -> Any:

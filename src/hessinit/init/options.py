@@ -14,7 +14,7 @@ from typing import Any
 from hessinit.errors import ProblemError, check_number, check_positive, choose
 from hessinit.init.apply_scheme import RESIDUAL_POWERS, SCHEMES, SYNONYMS
 from hessinit.init.trace import WeightUse
-from hessinit.problem.validate import check_switches, check_tolerance, check_whole
+from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.results.advice import check_fraction
 
 

@@ -22,7 +22,7 @@ from hessinit.init.call_steps import COMPOSITES, append_call_with_weight, derive
 from hessinit.init.model_call import first_real_parameter, prepare_sample, preserved, run
 from hessinit.init.trace import Derived, ReplayableCall, Shape, Signal, Step, Trace, map_leaves
 from hessinit.problem.batches import tensors_in
-from hessinit.problem.operations import name_of, operation_named
+from hessinit.problem.graph import name_of, operation_named
 from hessinit.problem.problem import Forward
 
 

@@ -30,11 +30,11 @@ from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target
 from hessinit.measurement.facts import in_running_order, note_uncounted, notes_on
 from hessinit.measurement.loss_range import LossRange, find_loss_range
-from hessinit.measurement.rows import Rows
+from hessinit.measurement.measure import Rows
 from hessinit.problem.batches import Batch
+from hessinit.problem.checks import Layer, all_finite, layer_name, unwrap
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
-from hessinit.problem.validate import Layer, all_finite, layer_name, unwrap
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 
 Remembered = TypeVar("Remembered")

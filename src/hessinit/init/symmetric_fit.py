@@ -28,7 +28,7 @@ from hessinit.curvature.preconditioner import (
 )
 from hessinit.init.scales import ProblemFactory, finite_or_inf, lanczos_settings, network_estimator
 from hessinit.init.symmetries import SYMMETRY_TOLERANCE, Blocks, SymmetryBlock, output_change
-from hessinit.problem.validate import layer_name
+from hessinit.problem.checks import layer_name
 from hessinit.results.initialization import Symmetry
 
 NormOf = Callable[[Sequence[str]], float]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hessinit.problem.operations import operation_named
+from hessinit.problem.graph import operation_named
 
 Kind = Literal["dense", "convolution", "transposed convolution", "embedding", "bilinear"]
 Shape = tuple[int, ...] | None

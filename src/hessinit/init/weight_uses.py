@@ -19,8 +19,8 @@ from hessinit.errors import ProblemError
 from hessinit.init.context import Downstream, upstream_of
 from hessinit.init.recorder import record_forward
 from hessinit.init.trace import Trace, WeightUse, parametrized_name, simplify
+from hessinit.problem.checks import layer_name, unwrap
 from hessinit.problem.problem import Forward
-from hessinit.problem.validate import layer_name, unwrap
 
 # What an operation says of a parameter that is not the weight of a layer.
 _OTHER_USES = {

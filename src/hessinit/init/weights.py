@@ -13,8 +13,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from hessinit.init.trace import parametrized_name
+from hessinit.problem.checks import find_layers, layer_name
 from hessinit.problem.preserve import uninterrupted
-from hessinit.problem.validate import find_layers, layer_name
 
 # Modules whose weights training sets.
 _LAYERS = (

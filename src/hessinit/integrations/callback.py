@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 
 import hessinit
 from hessinit.errors import ProblemError
+from hessinit.problem.checks import check_present, find_layers, unwrap
 from hessinit.problem.ranks import Ranks, is_one_of_several, share_weights
-from hessinit.problem.validate import check_present, find_layers, unwrap
 
 T = TypeVar("T")
 # A function that draws the weights of the problem's model and returns the result of `initialize_`.

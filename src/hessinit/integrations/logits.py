@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from hessinit.errors import ProblemError, choose
 from hessinit.problem.batches import cast, read_few
+from hessinit.problem.checks import check_model, unwrap
 from hessinit.problem.preserve import UserState, uninterrupted, untouched_random_state
 from hessinit.problem.problem import Loss, Problem
-from hessinit.problem.validate import check_model, unwrap
 
 TASKS = ["causal-lm", "masked-lm", "seq2seq-lm", "classification", "regression"]
 IGNORED = -100  # the label of positions that do not count, in torch as in Transformers

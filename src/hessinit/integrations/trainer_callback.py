@@ -15,8 +15,8 @@ from hessinit import Problem, TrackSettings
 from hessinit.errors import ProblemError, choose
 from hessinit.integrations import callback as shared
 from hessinit.integrations.logits import TASKS, logits_problem, token_cross_entropy
-from hessinit.problem.double_backward import in_mode
 from hessinit.problem.preserve import Draws, untouched_random_state, untouched_sources
+from hessinit.problem.substitutes import in_mode
 from hessinit.training.track import USUAL_SETTINGS
 
 _Callback: Any = shared.import_base(("transformers",), "TrainerCallback", "Transformers")

@@ -29,8 +29,8 @@ from hessinit.problem.graph import (
     consumers_of,
     keeps_all_numbers,
     leaf_of,
+    operation_of,
 )
-from hessinit.problem.operations import operation_of
 from hessinit.results.curvature_report import Diagnostics
 
 Spot = tuple[Node, int]  # a node and which of its outputs

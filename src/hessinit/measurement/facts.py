@@ -13,9 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hessinit._version import __version__
 from hessinit.curvature.evaluation import Evaluation, unused_leaves
-from hessinit.problem import validate
+from hessinit.problem import checks
+from hessinit.problem.checks import EVERYTHING, Layer
 from hessinit.problem.functional import FunctionalProblem
-from hessinit.problem.validate import EVERYTHING, Layer
 
 SOFTWARE = {
     "hessinit": __version__,
@@ -39,7 +39,7 @@ def in_running_order(problem: FunctionalProblem, evaluations: Sequence[Evaluatio
 def notes_on(problem: FunctionalProblem, evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
     """Notes for the report: parts of the model that are unused, frozen or random, unusual inputs."""
     notes = [*_note_batch_norm(problem.model)]
-    if large_inputs := validate.name_large_inputs(problem.batches[0].inputs):
+    if large_inputs := checks.name_large_inputs(problem.batches[0].inputs):
         notes.append(large_inputs)
     unused = unused_leaves(evaluations)
     layers = in_running_order(problem, evaluations)

@@ -3,33 +3,265 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
-from hessinit.curvature import derivative_check, shares
+from hessinit.curvature import derivative_check, operators, rounding_error, shares
 from hessinit.curvature import progress as progress_of
 from hessinit.curvature.cost import in_gradients, loss_gradient
-from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.engine import (
+    Engine,
+    Extremes,
+    LanczosSettings,
+    measure_spectrum,
+    with_rounding,
+)
+from hessinit.curvature.engine_choice import build_engine
+from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.curvature.lanczos_engine import LanczosEngine
+from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
-from hessinit.measurement.bounds import jacobian_bounds
 from hessinit.measurement.diagnostics import diagnose
-from hessinit.measurement.facts import in_running_order, note_unchecked, note_uncounted, notes_on
-from hessinit.measurement.plan import plan_measurement
-from hessinit.measurement.rows import LAYER_DETAILS, Details, Rows, check_choices
+from hessinit.measurement.facts import (
+    facts_of,
+    in_running_order,
+    note_unchecked,
+    note_uncounted,
+    notes_on,
+)
+from hessinit.measurement.jacobians import jacobian_bounds
+from hessinit.measurement.plan import LAYER_DETAILS, Details, check_choices, plan_measurement
 from hessinit.measurement.soundness import judge_signals
+from hessinit.problem.checks import Layer, check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
-from hessinit.problem.validate import check_switches, check_tolerance, check_whole
+from hessinit.problem.substitutes import matrix_products
 from hessinit.progress import OnProgress
-from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
+from hessinit.results.curvature_report import (
+    ONLY_BOUNDED,
+    CurvatureReport,
+    Estimate,
+    LayerCurvature,
+    Spread,
+)
+
+
+class Rows:
+    """The engines that one measurement needs, and the rows of the report that they fill."""
+
+    def __init__(
+        self,
+        problem: FunctionalProblem,
+        evaluations: list[Evaluation],
+        curvature: str,
+        estimator: str,
+        settings: LanczosSettings,
+        details: Details | None = None,
+    ) -> None:
+        self.problem = problem
+        self.evaluations = evaluations
+        self._details = details or Details()
+        self._settings = settings
+        self._rounding: dict[str, list[rounding_error.Rounding]] = {}  # of each rank
+        self._curvature = curvature
+        self._kind = "gauss-newton" if curvature == "gauss-newton" else "hessian"
+        self._both = curvature == "both"
+        self._estimator = estimator
+        self._precision = ""
+        self.main = self._build(self._kind, evaluations)
+
+    def _build(self, kind: str, evaluations: list[Evaluation]) -> Engine:
+        return build_engine(evaluations, kind, self._settings, self._estimator)
+
+    @property
+    def reason(self) -> str:
+        """Why the main engine, and the precision of its products if it is not that of the weights."""
+        return self.main.reason + self._precision
+
+    @cached_property
+    def _engines(self) -> list[Engine]:
+        engines_used = [self.main]
+        if self._both:
+            engines_used.append(self._build("gauss-newton", self.evaluations))
+        if len(self.evaluations) > 1:
+            # Each batch alone: how much does the answer depend on the batch?
+            for evaluation in self.evaluations:
+                engines_used.append(self._build(self._kind, [evaluation.weighted(1.0)]))
+        return engines_used
+
+    @cached_property
+    def whole(self) -> Extremes:
+        """The extremes of the network, by the main engine."""
+        return self.main.extremes([layer.parameter for layer in self.problem.layers])
+
+    def layers(self, layers: Sequence[Layer]) -> dict[str, LayerCurvature]:
+        """The rows of these layers, by parameter."""
+        names = [layer.parameter for layer in layers]
+        by_engine = [engine.extremes_of_each(names) for engine in self._engines]
+        rows = {}
+        for layer in layers:
+            name = layer.parameter
+            rows[name] = self._row(layer, [name], [extremes[name] for extremes in by_engine])
+        return rows
+
+    def network(self) -> LayerCurvature:
+        names = [layer.parameter for layer in self.problem.layers]
+        network = Layer("network", "", (), (sum(layer.size for layer in self.problem.layers),))
+        extremes = [self.whole]
+        for engine in self._engines[1:]:
+            self._settings.report_done(progress_of.NETWORK)
+            extremes.append(engine.extremes(names))
+        return self._row(network, names, extremes)
+
+    def fill(
+        self, layers: Sequence[Layer], network: bool, ranks: Ranks | None
+    ) -> dict[str, LayerCurvature]:
+        """The rows by parameter.
+
+        "" is the network, if asked for. In a distributed job: of all ranks.
+        """
+
+        def find(names: Collection[str]) -> dict[str, LayerCurvature]:
+            rows = self.layers([layer for layer in layers if layer.parameter in names])
+            if "" in names:
+                rows[""] = self.network()
+            return rows
+
+        sizes = {layer.parameter: layer.size for layer in layers}
+        if network:
+            sizes[""] = sum(sizes.values())
+        if ranks is None:
+            return find(sizes)
+        if ranks.split == "layers":
+            return ranks.divide(sizes, find)
+        own_engines = self._engines[: 1 + self._both]
+        for kind in (self._kind, "gauss-newton")[: len(own_engines)]:
+            rounding = rounding_error.relative_rounding(self.evaluations, kind)
+            self._rounding[kind] = ranks.exchange(rounding)
+        unused = unused_leaves(self.evaluations)
+        shared = [
+            shares.SharedEngine(ranks, own_engines, number, unused)
+            for number in range(len(own_engines))
+        ]
+        self.main = shared[0]
+        self._engines = [*shared]
+        return ranks.lead(lambda: find(sizes), partial(shares.multiply, own_engines))
+
+    @contextlib.contextmanager
+    def faster(self) -> Iterator[None]:
+        """TF32 in matrix products, where the error of its rounding is below the tolerance."""
+        by_lanczos = isinstance(self.main, LanczosEngine)
+        problem = self.problem
+        has_tf32 = problem.device.type == "cuda" and problem.dtype == torch.float32
+        # Kinks magnify rounding.
+        if has_tf32 and by_lanczos and not derivative_check.has_kinks(self.evaluations[0]):
+            with matrix_products(tf32=True):
+                rounding = rounding_error.relative_rounding(self.evaluations, self._kind, "tf32")
+                errors = [rounding.network, *rounding.layers.values()]
+                largest = max(error.relative for error in errors)
+                if rounding_error.ROUNDING.caution * largest <= self._settings.tolerance:
+                    self._rounding[self._kind] = [rounding]
+                    self._precision = "; matrix products in TF32"
+                    yield
+                    return
+        yield
+
+    def bounded_network(self, rows: Sequence[LayerCurvature]) -> LayerCurvature:
+        """Bounds of the network's norm by the layers': at least the largest, at most their sum."""
+        if len(rows) == 1:  # it is the network
+            return replace(rows[0], name="network", aliases=(), shape=(rows[0].parameters,))
+        norms = sorted(row.norm for row in rows)
+        semidefinite = self._kind == "gauss-newton" and all(row.bottom.value >= 0 for row in rows)
+        error_of_top = math.inf  # not inf - inf
+        error_of_bottom = math.inf
+        if semidefinite:
+            error_of_top = sum(norms[:-1])
+            error_of_bottom = 0.0
+        size = sum(layer.size for layer in self.problem.layers)
+        return LayerCurvature(
+            name="network",
+            shape=(size,),
+            curvature=self._kind,
+            top=Estimate(norms[-1], error_of_top, False, ONLY_BOUNDED, 0),
+            bottom=Estimate(0.0, error_of_bottom, semidefinite, ONLY_BOUNDED, 0),
+            engine=self.main.name,
+            engine_reason=self.reason,
+        )
+
+    def report(
+        self, layers: tuple[LayerCurvature, ...], network: LayerCurvature
+    ) -> CurvatureReport:
+        """The rows with what the problem and the main engine say about them."""
+        return CurvatureReport(
+            layers=layers,
+            network=network,
+            curvature=self._curvature,
+            tolerance=self._settings.tolerance,
+            engine=self.main.name,
+            engine_reason=self.reason,
+            **facts_of(self.problem, self.evaluations),
+        )
+
+    def _rounded(self, extremes: Extremes, curvature: str, parameter: str) -> Extremes:
+        """The extremes with the operator's rounding error; of the network without a parameter."""
+        if curvature not in self._rounding:
+            rounding = rounding_error.relative_rounding(self.evaluations, curvature)
+            self._rounding[curvature] = [rounding]
+        errors = [
+            rounding.layers[parameter] if parameter else rounding.network
+            for rounding in self._rounding[curvature]
+        ]
+        largest = max(errors, key=lambda error: (not error.is_all, error.relative))
+        return with_rounding(extremes, largest, self._settings.tolerance)
+
+    def _row(
+        self, layer: Layer, names: Sequence[str], by_engine: Sequence[Extremes]
+    ) -> LayerCurvature:
+        """A row of the report from the extremes that each engine found."""
+        extremes = self._rounded(by_engine[0], self._kind, layer.parameter)
+        approximation = None
+        of_batches = by_engine[1:]
+        if self._both:
+            approximation = self._rounded(by_engine[1], "gauss-newton", layer.parameter).norm
+            of_batches = by_engine[2:]
+        norms = tuple(batch_extremes.norm.value for batch_extremes in of_batches)
+        row = LayerCurvature(
+            name=layer.name,
+            aliases=layer.aliases,
+            shape=layer.shape,
+            curvature=self._kind,
+            top=extremes.top,
+            bottom=extremes.bottom,
+            approximation=approximation,
+            spread=Spread(norms) if norms else None,
+            engine=extremes.engine,
+            engine_reason=extremes.reason + self._precision,
+        )
+        if self._details.spectrum:
+            row = replace(row, **self._measure_spectrum(names))
+        return row
+
+    def _measure_spectrum(self, names: Sequence[str]) -> Mapping[str, Any]:
+        operator = self._settings.watched(self.main.operator(names), [progress_of.SPECTRUM])
+        return measure_spectrum(
+            operator,
+            self._settings,
+            top=self._details.top,
+            trace="trace" in self._details,
+            frobenius="frobenius" in self._details,
+            density="density" in self._details,
+        )
+
 
 LONG_EVALUATION = 0.5  # seconds: then `progress` is first told the time that the plan expects
 
@@ -228,3 +460,54 @@ def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) ->
     if strict:
         raise ConvergenceError(message)
     warnings.warn(message, ConvergenceWarning, stacklevel=5)  # past the decorators
+
+
+Operator = TypeVar("Operator", bound=operators.WeightOperator)
+
+
+@uninterrupted
+def hessian(
+    problem: Problem | nn.Module, loss: Loss | None = None, batch: Any = None
+) -> HessianOperator:
+    """The exact Hessian of the loss by the problem's weights, as an operator on flat vectors.
+
+    >>> import torch
+    >>> model, data = nn.Linear(2, 1, bias=False).double(), torch.eye(2, dtype=torch.float64)
+    >>> hessian(model, nn.MSELoss(), (data, torch.zeros(2, 1))).to_dense()
+    tensor([[1., 0.],
+            [0., 1.]], dtype=torch.float64)
+    """
+    return _operator(HessianOperator, as_problem(problem, loss, batch))
+
+
+@uninterrupted
+def gauss_newton(
+    problem: Problem | nn.Module, loss: Loss | None = None, batch: Any = None
+) -> GaussNewtonOperator:
+    """The Gauss-Newton matrix `Jᵀ H_z J` of the problem's weights, as an operator on flat vectors."""
+    return _operator(GaussNewtonOperator, as_problem(problem, loss, batch))
+
+
+@uninterrupted
+def jacobian(
+    problem: Problem | nn.Module, loss: Loss | None = None, batch: Any = None
+) -> JacobianOperator:
+    """The derivative of the model's outputs by the problem's weights, (outputs, weights).
+
+    The loss only serves to check the problem; the outputs of several batches follow one another.
+    """
+    return _operator(JacobianOperator, as_problem(problem, loss, batch))
+
+
+def _operator(kind: type[Operator], problem: Problem) -> Operator:
+    functional = FunctionalProblem(problem)
+    with functional.settings():
+        evaluations = evaluate(functional)
+        for evaluation in evaluations:
+            derivative_check.check_loss(evaluation)
+            if kind is HessianOperator:
+                derivative_check.check_gradients(evaluation)
+            else:
+                derivative_check.check_outputs(evaluation)
+        # A product may come at any time, under any settings of the caller.
+        return kind(evaluations, list(functional.leaves), settings=functional.settings)

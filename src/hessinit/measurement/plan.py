@@ -18,15 +18,68 @@ from hessinit.curvature.hessian_engine import HessianEngine
 from hessinit.curvature.krylov import MEMORY
 from hessinit.curvature.probes import random_like
 from hessinit.curvature.progress import expected_products
+from hessinit.errors import ProblemError, choose, list_of
 from hessinit.measurement.facts import notes_on, versions_of
-from hessinit.measurement.rows import Details, check_choices
 from hessinit.problem.batches import tensors_in
+from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.graph import nodes_behind
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.validate import check_switches, check_tolerance, check_whole
 from hessinit.results.curvature_report import MeasurementPlan
+
+SPECTRUM_DETAILS = ("trace", "frobenius", "density")
+LAYER_DETAILS = ("jacobians", "diagnostics")
+
+
+@dataclass(frozen=True)
+class Details:
+    """What a report is to hold besides norms.
+
+    >>> Details.read(["trace", "top-3"])
+    Details(names=('trace',), top=3)
+    """
+
+    names: tuple[str, ...] = ()
+    top: int = 0
+
+    @classmethod
+    def read(cls, details: Any) -> Details:
+        """From names; "top-5" asks for the five largest eigenvalues."""
+        names = [details] if isinstance(details, str) else list_of(details)
+        if not names and details not in ((), []):
+            raise ProblemError(f"details={details!r} must be names, such as {_EXAMPLE}.")
+        top = 0
+        plain = []
+        for name in names:
+            count = str(name).removeprefix("top-")
+            if count != str(name) and count.isdecimal() and int(count) > 0:
+                top = max(top, int(count))
+            else:
+                choose("details", name, [*SPECTRUM_DETAILS, *LAYER_DETAILS, "top-5"])
+                plain.append(name)
+        return cls(tuple(plain), top)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    @property
+    def spectrum(self) -> bool:
+        return self.top > 0 or any(name in self.names for name in SPECTRUM_DETAILS)
+
+
+_EXAMPLE = 'details=["trace", "top-5"]'
+
+
+def check_choices(curvature: str, estimator: str) -> None:
+    """Refuse a curvature or an estimator that there is not, or that do not go together."""
+    choose("curvature", curvature, ["gauss-newton", "hessian", "both"])
+    choose("estimator", estimator, ["auto", "gram", "lanczos"])
+    if curvature == "hessian" and estimator == "gram":
+        raise ProblemError(
+            "estimator='gram' measures Gauss-Newton curvature only; for curvature='hessian' choose "
+            "'auto' or 'lanczos'."
+        )
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from hessinit.measurement.diagnostics import diagnose
 from hessinit.measurement.loss_range import LossOf, deviations_above_constant
 from hessinit.present import words
 from hessinit.problem.batches import Batch, tensors_in
-from hessinit.problem.determinism import find_bad_buffer
+from hessinit.problem.checks import find_bad_buffer
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.results.curvature_report import Diagnostics, Finding, LayerCurvature
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch, read_batches
-from hessinit.problem.validate import (
+from hessinit.problem.checks import (
     check_arguments,
     check_model,
     check_order,

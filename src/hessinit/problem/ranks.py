@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, RankError, choose
 from hessinit.problem.batches import Batch, join_batches, map_tensors, read_batches, tensors_in
+from hessinit.problem.checks import check_model, check_present, unwrap
 from hessinit.problem.problem import Problem, as_problem
-from hessinit.problem.validate import check_model, check_present, unwrap
 
 P = ParamSpec("P")
 T = TypeVar("T")

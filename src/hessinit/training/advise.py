@@ -26,11 +26,11 @@ from hessinit.measurement.facts import (
 )
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
+from hessinit.problem.checks import check_switches, check_whole
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import on_all_ranks
-from hessinit.problem.validate import check_switches, check_whole
 from hessinit.results import advice as results
 from hessinit.training import optimizer_rules as rules
 from hessinit.training import rate_search

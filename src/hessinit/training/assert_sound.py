@@ -16,10 +16,10 @@ from hessinit.measurement.loss_range import UNKNOWN, LossRange
 from hessinit.measurement.measure import measure
 from hessinit.measurement.soundness import REDRAW
 from hessinit.present import to_text, words
+from hessinit.problem.checks import unwrap
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import on_all_ranks
-from hessinit.problem.validate import unwrap
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent, LearningRateAdvice
 from hessinit.results.curvature_report import (
     LEARN_ALL_THE_SAME,
@@ -105,6 +105,8 @@ def assert_sound(
     """
     check_positive("times_stable", times_stable, "such as 1")
     problem = as_problem(problem, loss, batch)
+    # The ranks of a wrapped model have agreed that this one judges.
+    problem = replace(problem, model=unwrap(problem.model))
     rule = rules.build_optimizer_rule(optimizer, problem.model, lr=lr, layers=problem.layers)
     if rule.lr is not None and network is False:
         raise ProblemError(

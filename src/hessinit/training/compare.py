@@ -16,7 +16,7 @@ from torch import nn
 
 from hessinit.errors import ProblemError, accepts, check_positive, list_of
 from hessinit.measurement.facts import SOFTWARE
-from hessinit.problem import validate
+from hessinit.problem import checks
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem
 from hessinit.problem.ranks import check_each
@@ -84,8 +84,8 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         if self.warmup is not None:
-            validate.check_whole("warmup", self.warmup, at_least=1)
-        validate.check_switches(measure_curvature=self.measure_curvature)
+            checks.check_whole("warmup", self.warmup, at_least=1)
+        checks.check_switches(measure_curvature=self.measure_curvature)
         check_workers(self.workers, self.executor)
         check_progress(self.progress)
         try:
@@ -188,7 +188,7 @@ def compare(
     """
     _check_settings(settings)
     check_each("compare", settings.distributed)
-    steps = validate.check_whole("steps", steps, at_least=USUAL.fewest_steps)
+    steps = checks.check_whole("steps", steps, at_least=USUAL.fewest_steps)
     grid = _read_grid(schemes, learning_rates, seeds, settings, steps)
     if isinstance(build, nn.Module) or not accepts(build):
         raise ProblemError(
@@ -199,7 +199,7 @@ def compare(
     check_folder(folder)
     loop.check_optimizer(optimizer)
     started = time.perf_counter()
-    batch_size = validate.check_whole("batch_size", batch_size, at_least=1)
+    batch_size = checks.check_whole("batch_size", batch_size, at_least=1)
     examples = read_data(data, batch_size, steps)
     device = None if settings.device is None else str(torch.empty(0, device=settings.device).device)
     trainer = Trainer(build, loss, examples, options, grid.schemes, steps, optimizer, device)
@@ -273,11 +273,11 @@ def sweep(
     >>> 80 < ratio < 120  # a layer's curvature grows with the square of the other's weights
     True
     """
-    steps = validate.check_whole("steps", steps, at_least=USUAL.fewest_steps)
+    steps = checks.check_whole("steps", steps, at_least=USUAL.fewest_steps)
     _check_settings(settings)
     patterns: Any = layers
     if not isinstance(layers, str):
-        patterns = tuple(validate.list_patterns(layers) or ()) or None
+        patterns = tuple(checks.list_patterns(layers) or ()) or None
     warmup = 0 if settings.warmup is None else settings.warmup_steps(steps)
     initializers = [
         Initializer(f"std {std!r}", NormalWeights(std, patterns), warmup)
@@ -339,11 +339,11 @@ def _read_grid(schemes: Any, rates: Any, seeds: Any, settings: RunSettings, step
             f"warmup={settings.warmup} is for schemes with a warmup; name one, such as 'he+warmup'."
         )
     if not isinstance(seeds, Iterable):
-        seeds = range(validate.check_whole("seeds", seeds, at_least=1))
+        seeds = range(checks.check_whole("seeds", seeds, at_least=1))
     return Grid(
         initializers,
         _read_list("learning_rates", rates, "[0.01, 0.1]", check_positive),
-        _read_list("seeds", seeds, "[0, 1, 2]", partial(validate.check_whole, at_least=0)),
+        _read_list("seeds", seeds, "[0, 1, 2]", partial(checks.check_whole, at_least=0)),
         settings.measure_curvature,
     )
 

@@ -20,7 +20,7 @@ from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init import apply_scheme, scales, weights
 from hessinit.init.options import Fit, FitRequest
 from hessinit.measurement.facts import note_unchecked
-from hessinit.problem import validate
+from hessinit.problem import checks
 from hessinit.problem.batches import read_batches
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
@@ -64,7 +64,7 @@ def _on_first_rank(
     ranks: Ranks, model: nn.Module, work: Callable[[], Initialization]
 ) -> Initialization:
     """Initialize on rank 0, and give every rank its weights and a way back of its own."""
-    inside = validate.unwrap(model)
+    inside = checks.unwrap(model)
     old = weights.snapshot([], (*inside.parameters(), *inside.buffers()))  # type: ignore[arg-type]
 
     def work_and_tell() -> tuple[Initialization, bool]:
@@ -145,16 +145,16 @@ def initialize_(
     started = time.perf_counter()
     problem = as_problem(problem, loss, batch)
     check_progress(progress)
-    validate.check_switches(dry_run=dry_run, overwrite=overwrite)
-    model = validate.unwrap(problem.model)
-    validate.check_present(model)
+    checks.check_switches(dry_run=dry_run, overwrite=overwrite)
+    model = checks.unwrap(problem.model)
+    checks.check_present(model)
     if data is not None and lr is None:
         raise ProblemError(
             "data= asks for a race, which trains at a learning rate; pass lr=, such as 0.1, or "
             "lr='auto'."
         )
     request = _read_request(lr, target, optimizer, fit, model)
-    validate.check_dropout(model, problem.dropout)
+    checks.check_dropout(model, problem.dropout)
     factory = scales.ProblemFactory(_with_batch_read(problem), fit.curvature)
     steps = fit.trial_steps * (RACE.times_longer if request.lr == "auto" else 1)
     raced = None
@@ -190,7 +190,7 @@ def _with_batch_read(problem: Problem) -> Problem:
     """Return the problem with its batches in a list, as a loader may shuffle; refuse bad inputs."""
     batches = read_batches(problem.batch)
     for name, read in batches:  # before a scheme meets them in some layer
-        validate.check_finite_inputs(read.inputs, name)
+        checks.check_finite_inputs(read.inputs, name)
     pairs = [(read.inputs, read.targets) for _, read in batches]
     is_pair = len(batches) == 1 and not batches[0][0]
     return replace(problem, batch=pairs[0] if is_pair else pairs)
@@ -266,7 +266,7 @@ def _read_request(
         return FitRequest(lr, target, optimizer, fit)
     loop.check_optimizer(optimizer)
     built = loop.make_optimizer(optimizer, model, 0.1)
-    rule = read_optimizer(built, model, validate.find_layers(model), in_training=True).rule
+    rule = read_optimizer(built, model, checks.find_layers(model), in_training=True).rule
     if isinstance(rule, Descent) and rule.momentum:
         fit = replace(fit, momentum=rule.momentum)
     return FitRequest(lr, target, name_rule(rule), fit)

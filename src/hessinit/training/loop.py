@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from hessinit.errors import ProblemError, accepts, check_positive, choose
-from hessinit.problem import validate
-from hessinit.problem.double_backward import in_mode
+from hessinit.problem import checks
 from hessinit.problem.preserve import uninterrupted, untouched_random_state
 from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.substitutes import in_mode
 from hessinit.results.track_record import Tracking
 from hessinit.training.data import copy_to, device_of, read_data, seed_everything
 
@@ -74,7 +74,7 @@ def train(
             failure = f"Step {step + 1} failed on the weights that training led to: {raised}"
             losses.append(math.nan)
         else:
-            validate.check_loss_value(value)
+            checks.check_loss_value(value)
             losses.append(value.item())
             if math.isfinite(losses[-1]):
                 value.backward()
@@ -135,11 +135,11 @@ def train_and_track(
     """
     from hessinit.training.track import TrackSettings, track
 
-    steps = validate.check_whole("steps", steps, at_least=1)
-    batch_size = validate.check_whole("batch_size", batch_size, at_least=1)
-    examples = validate.check_whole("examples", examples, at_least=1)
+    steps = checks.check_whole("steps", steps, at_least=1)
+    batch_size = checks.check_whole("batch_size", batch_size, at_least=1)
+    examples = checks.check_whole("examples", examples, at_least=1)
     rate = check_positive("lr", lr)
-    warmup = validate.check_whole("warmup", warmup, at_least=0)
+    warmup = checks.check_whole("warmup", warmup, at_least=0)
     check_optimizer(optimizer)
     read = read_data(data, batch_size, steps)
     batches = read.tracked_batches(examples, problem.seed)

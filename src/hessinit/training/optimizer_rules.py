@@ -17,7 +17,7 @@ from hessinit.curvature.engine import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
 from hessinit.errors import ProblemError, accepts, choose
-from hessinit.problem import validate
+from hessinit.problem import checks
 from hessinit.results.advice import DESCENTS, Descent, check_rate, named_descent
 from hessinit.results.curvature_report import Estimate
 from hessinit.training import loop
@@ -53,8 +53,8 @@ def read_lanczos_settings(
     """Check what is measured, and how accurately; returns the settings of Lanczos."""
     choose("curvature", curvature, ["gauss-newton", "hessian"])
     return LanczosSettings(
-        validate.check_tolerance(tolerance),
-        validate.check_whole("max_iterations", max_iterations, at_least=1),
+        checks.check_tolerance(tolerance),
+        checks.check_whole("max_iterations", max_iterations, at_least=1),
         seed,
     )
 
@@ -332,12 +332,12 @@ def build_optimizer_rule(
             f"{', '.join(chosen)} was given, and the optimizer has its own; leave it out, or pass "
             "a name such as 'adam'."
         )
-    inner = validate.unwrap(model)
+    inner = checks.unwrap(model)
     has_rate = True
     if not isinstance(optimizer, Optimizer):
         has_rate = lr is not None or accepts(optimizer, [])
         optimizer = loop.make_optimizer(optimizer, inner, lr)
-    rule = read_optimizer(optimizer, inner, validate.find_layers(inner, layers), lr=lr)
+    rule = read_optimizer(optimizer, inner, checks.find_layers(inner, layers), lr=lr)
     return rule if has_rate else replace(rule, lr=None)
 
 
@@ -360,7 +360,7 @@ def _rule_of_name(optimizer: str, lr: float | None, settings: Mapping[str, Any])
 def read_optimizer(
     optimizer: Optimizer,
     model: nn.Module,
-    layers: Iterable[validate.Layer],
+    layers: Iterable[checks.Layer],
     *,
     lr: float | None = None,
     in_training: bool = False,

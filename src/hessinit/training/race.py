@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader
 
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch, read_batches
+from hessinit.problem.checks import all_finite
 from hessinit.problem.preserve import (
     ModelState,
     UserState,
     untouched_random_state,
     untouched_sources,
 )
-from hessinit.problem.validate import all_finite
 from hessinit.progress import OnProgress, StepCounter
 from hessinit.results.initialization import LEARNED, Trial
 from hessinit.training import loop

@@ -29,17 +29,17 @@ from hessinit.measurement.facts import (
 )
 from hessinit.present.track_record import warn_of_limit
 from hessinit.problem.batches import tensors_in
-from hessinit.problem.functional import FunctionalProblem
-from hessinit.problem.preserve import uninterrupted
-from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
-from hessinit.problem.validate import (
+from hessinit.problem.checks import (
     check_switches,
     check_tolerance,
     check_whole,
     find_layers,
     unwrap,
 )
+from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.problem import Loss, Problem, as_problem
+from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.initialization import Initialization
 from hessinit.results.result import to_plain

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from hessinit.errors import ConvergenceWarning, ProblemError
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.measurement.measure import measure
-from hessinit.problem import validate
+from hessinit.problem import checks
 from hessinit.problem.batches import Batch
-from hessinit.problem.explained import explained, explained_loss
+from hessinit.problem.functional import explained, explained_loss
 from hessinit.problem.problem import Loss, Problem
 from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Run, window
 from hessinit.results.initialization import DIVERGED
@@ -150,7 +150,7 @@ class Trainer:
         """Return a new model on the chosen device; the same weights for the same seed."""
         seed_everything(seed, "build")
         model: Any = self.build()
-        validate.check_model(model, self.options["forward"])
+        checks.check_model(model, self.options["forward"])
         if self.device is not None:
             model = model.to(self.device)
         return model.train()
@@ -169,7 +169,7 @@ class Trainer:
             batch = copy_to(self.data.initial_batch(0), device_of(model))
             seed_everything(0, "training")
             output, loss = self._first_loss(model, *batch)
-            validate.check_loss_value(loss)
+            checks.check_loss_value(loss)
             if not loss.requires_grad:
                 raise ProblemError(
                     "the loss does not depend on any trainable parameter, so there is nothing to "
@@ -184,9 +184,9 @@ class Trainer:
 
     def _check_models(self, model: nn.Module, spare: nn.Module) -> None:
         """Refuse a `build` whose models share their weights, and data or layers that do not fit."""
-        validate.check_order(model, self.loss)
+        checks.check_order(model, self.loss)
         for part in self.data.parts:
-            validate.check_finite_inputs(part.inputs, "")
+            checks.check_finite_inputs(part.inputs, "")
         shared = {id(parameter) for parameter in spare.parameters() if parameter.requires_grad}
         if model is spare or any(id(parameter) in shared for parameter in model.parameters()):
             raise ProblemError(

@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.problem.batches import Batch, part_of, read_batches
+from hessinit.problem.checks import unwrap
 from hessinit.problem.preserve import ModelState, untouched_model
 from hessinit.problem.problem import Forward, Loss, Problem
-from hessinit.problem.validate import unwrap
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop
 from hessinit.training.data import (

@@ -90,7 +90,7 @@ def count_cores() -> int:
 
 def check_workers(workers: Any, executor: Any) -> None:
     """Raise ProblemError if both are given, or if one is not what it must be."""
-    from hessinit.problem.validate import check_whole
+    from hessinit.problem.checks import check_whole
 
     if workers is not None:
         check_whole("workers", workers, at_least=1)
@@ -149,7 +149,7 @@ def pack(work: Work, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
     """Return the pickled `PackedWork`; raise ProblemError if the work cannot be pickled."""
     import torch
 
-    from hessinit.problem.double_backward import default_device
+    from hessinit.problem.substitutes import default_device
 
     packed = PackedWork(
         work,
@@ -211,7 +211,7 @@ def run_packed(packed: bytes, job: Job) -> Any:
     """Return the result under the caller's settings of torch, and restore those of the worker."""
     import torch
 
-    from hessinit.problem.double_backward import default_device
+    from hessinit.problem.substitutes import default_device
 
     with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
         unpacked = _unpack(packed)
