@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -372,10 +372,8 @@ def test_what_is_right_works(call: str, option: str) -> None:
     assert right
     for example in right:
         given = arguments(call, option, example, made)
-        with (
-            warnings.catch_warnings(),
-            alone_in_a_group() if option == "distributed" else warnings.catch_warnings(),
-        ):
+        group = alone_in_a_group() if option == "distributed" else nullcontext()
+        with warnings.catch_warnings(), group:
             warnings.simplefilter("ignore", hessinit.ConvergenceWarning)
             warnings.simplefilter("ignore", hessinit.EdgeOfStabilityWarning)
             result = run_verb(call, given)

@@ -15,11 +15,9 @@ from hessinit.init.draws import DISTRIBUTIONS, TRUNCATED_STD, draw_, draw_delta_
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
+BY_NAME = lambda name: lambda view, generator=None: draw_(view, 0.3, name, generator)  # noqa: E731
 DRAWS = {
-    **{
-        name: lambda view, generator=None, name=name: draw_(view, 0.3, name, generator)
-        for name in DISTRIBUTIONS
-    },
+    **{name: BY_NAME(name) for name in DISTRIBUTIONS},
     "orthogonal": lambda view, generator=None: draw_orthogonal_(view, 0.3, generator),
     "delta-orthogonal": lambda view, generator=None: draw_delta_orthogonal_(view, 0.3, generator),
 }

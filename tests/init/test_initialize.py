@@ -106,11 +106,9 @@ def test_both_of_two_heads_are_scaled() -> None:
 
 
 def test_by_a_rate_networks_without_scale_free_weights_or_of_tokens_are_not_sharpened() -> None:
-    for model, loss, batch, kappa, why in (
-        (transformer(False), text_loss, text(), KAPPA.normalized, "normalized"),
-        (lstm(), text_loss, text(), KAPPA.plain, "tokens"),
-    ):
-        result = initialize_(model, loss, batch, lr=1e-3)  # without a warning: nothing is wrong with it
+    normalized = transformer(False), KAPPA.normalized, "normalized"
+    for model, kappa, why in (normalized, (lstm(), KAPPA.plain, "tokens")):
+        result = initialize_(model, text_loss, text(), lr=1e-3)  # without a warning: nothing is wrong with it
         assert (result.scaling, result.kappa, result.converged) == ("none", kappa, False)
         assert why in result.reason
         assert set(result.scales.values()) == {1.0}

@@ -29,15 +29,11 @@ PRECISIONS: list[tuple[dict[str, Any], float]] = [
 
 def wrong(row: Any, truth: Extremes, relative: float) -> list[str]:
     """A line for each number that is farther than `relative` times the true norm from the truth."""
-    pairs = {
-        "norm": (row.norm, truth.norm),
-        "top eigenvalue": (row.top_eigenvalue, truth.top),
-        "bottom eigenvalue": (row.bottom_eigenvalue, truth.bottom),
-    }
+    ends = ("top", row.top_eigenvalue, truth.top), ("bottom", row.bottom_eigenvalue, truth.bottom)
     return [
-        f"{row.name}: {what} is {got!r}, truth {true!r} with norm {truth.norm:.3e}"
-        for what, (got, true) in pairs.items()
-        if not abs(got - true) <= relative * truth.norm
+        f"{row.name}: {what} is {value!r}, truth {true!r} with norm {truth.norm:.3e}"
+        for what, value, true in (("norm", row.norm, truth.norm), *ends)
+        if not abs(value - true) <= relative * truth.norm
     ]
 
 

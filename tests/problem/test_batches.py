@@ -159,10 +159,8 @@ def test_time_first_batches_of_unequal_size_with_flat_targets_count_by_their_row
 def test_packed_sequences_count_by_examples() -> None:
     model, rows = nn.LSTM(4, 3), [inputs(length) for length in (3, 2, 2)]
     single = [(row.unsqueeze(1), labels(3)[i : i + 1]) for i, row in enumerate(rows)]
-    packed, parts = (
-        measure(model, LOSS, data, forward=lambda model, x: model(x)[1][0][0], **EXACT)
-        for data in ((pack_sequence(rows), labels(3)), single)
-    )
+    options, both = {"forward": lambda model, x: model(x)[1][0][0], **EXACT}, (pack_sequence(rows), labels(3))
+    packed, parts = (measure(model, LOSS, data, **options) for data in (both, single))
     assert packed.examples == parts.examples == 3
     assert norms(packed) == pytest.approx(norms(parts), rel=1e-9)
 
