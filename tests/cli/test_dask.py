@@ -240,9 +240,6 @@ def test_the_executor_of_a_client_takes_what_a_script_defines(dask, mine):
     assert (found.returncode, found.stderr) == (0, "")
 
 
-# What goes wrong
-
-
 def test_errors_on_a_worker_are_told_as_those_here(run, dask, mine):
     Path("here.txt").touch()
     told = refused(run("compare", "mine.py:reads_a_file", *SMALL.split(), "--dask", dask.address))

@@ -101,8 +101,6 @@ def test_the_function_s_keywords_that_mean_the_same_are_taken_and_others_are_nam
     assert shown.before.network.norm == pytest.approx(doubled.network.norm, rel=1e-6)
 
 
-# The race
-
 DEEP = """
 import torch
 from torch import nn

@@ -72,9 +72,6 @@ def test_not_converging_prints_the_report_and_ends_with_1(run):
     assert "did not reach --tolerance 0.001" in strict.stderr
 
 
-# A learning rate beside the curvature
-
-
 def with_extremes(top: float, bottom: float = 0.0) -> CurvatureReport:
     report = make_three_layers()
     extremes = {"top": make_estimate(top), "bottom": make_estimate(bottom)}

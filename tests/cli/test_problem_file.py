@@ -102,8 +102,6 @@ def test_a_builder_can_be_sent_and_draws_what_it_drew_here(folder, capsys):
     assert torch.equal(weights[1], weights[2])
 
 
-# hessinit new
-
 SMALL = "--steps 10 --seeds 1 --workers 1"
 
 

@@ -89,9 +89,6 @@ def test_an_interrupted_comparison_says_how_to_continue_and_continues(run, folde
     assert read(run(*command, "--json", "--folder", "kept")) == read(run(*command, "--json"))
 
 
-# Sweep
-
-
 def test_a_sweep_has_the_norms_of_each_layer_and_draws_only_the_layers_asked_for(run):
     command = ["sweep", "net.py:drawn", "--steps", 10, "--batch-size", 4, "--seeds", 1, "--workers", 1,
                "--stds", "0.1,0.01", "--learning-rate", 0.1]  # fmt: skip
@@ -107,8 +104,6 @@ def test_a_sweep_has_the_norms_of_each_layer_and_draws_only_the_layers_asked_for
     assert ratio(both) == pytest.approx(100, rel=0.1)
     assert 0.5 < ratio(read(run(*command, "--layers", "0", "--json"))) < 2
 
-
-# Track
 
 TRACKED = "--steps 20 --batch-size 4 --every 5 --max-overhead 1"
 
