@@ -145,34 +145,30 @@ def take_another_path(m: Any, x: Tensor) -> Tensor:
     return late(torch.tanh(early(torch.tanh(m.first(x)))))
 
 
-def unlike(kind: str) -> nn.Module:
-    """A model that does other things with fewer examples."""
-    first, last = nn.Linear(3, 5), nn.Linear(5, 3)
-    if kind == "centred before a head of zeros":  # only the inputs tell that the pieces differ
-        nn.init.zeros_(last.weight)
-        return nn.Sequential(Net(lambda _, x: x - x.mean(dim=0)), first, nn.Tanh(), last)
-    if kind == "another path to the same output":
-        model = Net(take_another_path, **{name: nn.Linear(3, 3) for name in ("first", "second", "third")})
-        model.third.load_state_dict(model.second.state_dict())
-        return model
+def unlike() -> dict[str, nn.Module]:
+    """Models that do other things with fewer examples."""
+    first, last, flat = nn.Linear(3, 5), nn.Linear(5, 3), nn.Linear(5, 3)
+    nn.init.zeros_(flat.weight)  # only the inputs tell that the pieces differ
+    centred = Net(lambda _, x: x - x.mean(dim=0))
+    path = Net(take_another_path, **{name: nn.Linear(3, 3) for name in ("first", "second", "third")})
+    path.third.load_state_dict(path.second.state_dict())
     return {
         "batch norm before all layers": nn.Sequential(nn.BatchNorm1d(3), first, nn.Tanh(), last),
         "batch norm between layers": nn.Sequential(first, nn.BatchNorm1d(5), nn.Tanh(), last),
         "divided by the batch size": nn.Sequential(first, Net(lambda _, x: x / len(x)), nn.Tanh(), last),
         "a batch size written out": nn.Sequential(Net(lambda _, x: x.view(6, 3)), first, nn.Tanh(), last),
-    }[kind]
+        "centred before a head of zeros": nn.Sequential(centred, first, nn.Tanh(), flat),
+        "another path to the same output": path,
+    }
 
 
-UNLIKE = (
-    "batch norm before all layers", "batch norm between layers", "divided by the batch size",
-    "a batch size written out", "centred before a head of zeros", "another path to the same output",
-)  # fmt: skip
+UNLIKE = unlike()
 
 
 @pytest.mark.parametrize("kind", UNLIKE)
 def test_a_model_that_differs_with_fewer_examples_is_taken_whole(kind: str, monkeypatch: Any) -> None:
     gathered = split_into(monkeypatch, 2)
-    assert_right(unlike(kind).double(), LOSS, (double(), labels()))
+    assert_right(UNLIKE[kind].double(), LOSS, (double(), labels()))
     assert gathered[-1] == 6
 
 
