@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,15 +10,7 @@ from torch import Tensor, nn
 from dense import dense_curvature, layer_parameters
 
 
-def dense_adamw_limit(
-    model: nn.Module,
-    loss: Callable[[Tensor, Any], Tensor],
-    batch: tuple[Any, Tensor],
-    optimizer: torch.optim.Optimizer,
-    *,
-    forward: Any = None,
-    take: Callable[[Any, slice], Any] = lambda inputs, part: inputs[part],
-) -> float:
+def dense_adamw_limit(model: nn.Module, loss: Any, batch: Any, optimizer: torch.optim.Optimizer) -> float:
     """For a model in fp64: `P` from the gradient and those of its eight parts, decay on the diagonal.
 
     The rate is that of the fastest group, while the others keep their proportion to it.
@@ -34,9 +25,7 @@ def dense_adamw_limit(
         return torch.repeat_interleave(torch.tensor([group[key] for group in groups]).double(), sizes)
 
     def gradient(part: slice) -> Tensor:
-        inputs, targets = take(batch[0], part), batch[1][part]
-        output = model(inputs) if forward is None else forward(model, inputs)
-        found = torch.autograd.grad(loss(output, targets), weights)
+        found = torch.autograd.grad(loss(model(batch[0][part]), batch[1][part]), weights)
         return torch.cat([one.flatten() for one in found])
 
     whole, count = gradient(slice(None)), min(8, len(batch[1]))
@@ -44,7 +33,7 @@ def dense_adamw_limit(
     beta, eps = optimizer.param_groups[0]["betas"][0], optimizer.param_groups[0]["eps"]
     relative = spread("lr") / spread("lr").max()
     root = (relative / (torch.maximum(whole.square(), noise).sqrt() + eps)).sqrt()
-    matrix = dense_curvature(model, loss, batch, "gauss-newton", forward=forward).network
+    matrix = dense_curvature(model, loss, batch, "gauss-newton").network
     decay = (1 + beta) / (1 - beta) * torch.diag(spread("weight_decay") * relative)
     top = float(torch.linalg.eigvalsh(root[:, None] * matrix * root + decay).max())
     step = relative * whole / (whole.abs() + eps)

@@ -26,3 +26,11 @@ def call(verb: Callable[..., T], model: Any, loss: Any, batch: Any, **options: A
             own = {name: value for name, value in own.items() if name not in of_the_part}
             own.setdefault(part, kind(**of_the_part))
     return verb(hessinit.Problem(model, loss, batch, **of_the_problem), **own)
+
+
+def measure(model: Any, loss: Any, batch: Any, **options: Any) -> hessinit.CurvatureReport:
+    return call(hessinit.measure, model, loss, batch, **options)
+
+
+def initialize_(model: Any, loss: Any, batch: Any, **options: Any) -> hessinit.Initialization:
+    return call(hessinit.initialize_, model, loss, batch, **options)

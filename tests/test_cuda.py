@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hessinit
-from calls import call
+from calls import measure
 from hessinit.curvature import engine, operators
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
@@ -40,12 +40,12 @@ def test_a_gpu_gives_the_numbers_of_the_cpu(name: str, settings: dict[str, Any])
     model, x = PROBLEMS[name]
     known = name != "LSTM"  # on a GPU, its fused cell adds the biases after the layers that are seen
     extras: dict[str, Any] = {"curvature": "both", "details": ["jacobians", "diagnostics"] if known else []}
-    expected = call(hessinit.measure, model, LOSS, (x, labels()), **extras, **EXACT)
+    expected = measure(model, LOSS, (x, labels()), **extras, **EXACT)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")  # would be TF32, were it not for the settings
     try:
         # The batch is on the CPU: it is moved.
-        report = call(hessinit.measure, model.cuda(), LOSS, (x, labels()), **extras, **settings)
+        report = measure(model.cuda(), LOSS, (x, labels()), **extras, **settings)
     finally:
         torch.set_float32_matmul_precision(precision)
         model.cpu()
@@ -69,7 +69,7 @@ def test_gpu_generators_go_on_as_if_nothing_had_been_drawn(place: str) -> None:
     torch.cuda.manual_seed(5)
     undisturbed = torch.rand(4, device="cuda")
     torch.cuda.manual_seed(5)
-    reports = [hessinit.measure(hessinit.Problem(model, LOSS, batch(), dropout="freeze")) for _ in range(2)]
+    reports = [measure(model, LOSS, batch(), dropout="freeze") for _ in range(2)]
     assert torch.equal(torch.rand(4, device="cuda"), undisturbed)
     assert reports[0].network == reports[1].network
 
@@ -103,10 +103,7 @@ def test_lengths_that_belong_on_the_cpu_stay_there() -> None:
         return model(x if is_packed else nn.utils.rnn.pack_padded_sequence(*x))[1][0][0]
 
     packed = nn.utils.rnn.pack_sequence(rows)
-    norms = [
-        hessinit.measure(hessinit.Problem(model, LOSS, (x, labels(3)), forward=last)).network.norm
-        for x in (packed, padded)
-    ]
+    norms = [measure(model, LOSS, (x, labels(3)), forward=last).network.norm for x in (packed, padded)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
@@ -122,9 +119,9 @@ def test_running_out_of_memory_is_explained_and_fewer_examples_fit_afterwards(
     try:
         message = "out of memory on cuda:0 with 40000 examples.*Pass fewer examples"
         with pytest.raises(hessinit.ProblemError, match=message):
-            call(hessinit.measure, model, LOSS, (x, y), **options)
+            measure(model, LOSS, (x, y), **options)
         torch.cuda.empty_cache()  # what had been built is let go
-        assert call(hessinit.measure, model, LOSS, (x[:400], y[:400]), **options).network.norm > 0
+        assert measure(model, LOSS, (x[:400], y[:400]), **options).network.norm > 0
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 

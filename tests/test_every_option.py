@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -104,17 +104,19 @@ def save_report() -> str:
 
 
 SWITCH: list[Any] = [True, False]
+SWITCHES = (
+    "apply_scheme_.dropout", "at_start", "backward", "check", "dry_run", "each_layer", "measure_curvature",
+    "network", "overwrite", "strict", "warn",
+)  # fmt: skip
 SELF_SUPERVISED = {"batch": (inputs(), None), "loss": lambda output, _: output.square().mean()}
 # By "option" or "function.option": what works. A dict brings more options along; a lambda makes a new value.
 RIGHT: dict[str, list[Any]] = {
+    **dict.fromkeys(SWITCHES, SWITCH),
     "activation": ["tanh", nn.GELU(), torch.relu, nn.ReLU],
-    "at_start": SWITCH,
-    "backward": SWITCH,
     "batch": [batch(), [batch(), batch(4)], lambda: iter([batch()]), SELF_SUPERVISED],
     "batch_size": [1, 6],
     "biases": ["auto", "zero", "keep"],
     "build": [made],
-    "check": SWITCH,
     "compare.optimizer": ["adam", "nesterov", SGD, lambda: lambda parameters: SGD(parameters, lr=0.1)],
     "sweep.warmup": [3, None],
     "compare.warmup": [{"warmup": 3, "schemes": ["he+warmup"]}, None],
@@ -129,11 +131,8 @@ RIGHT: dict[str, list[Any]] = {
     "distribution": [{"distribution": "uniform", "scheme": "he"}, None],
     "logits_problem.batch": [batch(), {"x": inputs(), "labels": labels()}, lambda: iter([batch()])],
     "dropout": ["freeze", "refuse"],
-    "apply_scheme_.dropout": SWITCH,
     "apply_scheme_, problem.dropout": ["freeze", "refuse"],
-    "dry_run": SWITCH,
     "dtype": [torch.float64, torch.float32, None],
-    "each_layer": SWITCH,
     "estimator": ["auto", "gram", "lanczos"],
     "every": [1, 7],
     "executor": [lambda: {"executor": ThreadPoolExecutor(1), "workers": None}, None],
@@ -142,12 +141,7 @@ RIGHT: dict[str, list[Any]] = {
     "apply_scheme_.forward": [lambda: {"forward": run, "sample": inputs()}, None],
     "gains": [{"gains": {"0": 1.5}}, {"gains": {}}, None],
     "generator": [lambda: torch.Generator().manual_seed(3), None],
-    "initialize_.data": [
-        {"data": batch(), "trial_steps": 3},
-        {"data": [batch(3)] * 3, "trial_steps": 3},
-        None,
-    ],
-    "overwrite": SWITCH,
+    "initialize_.data": [*({"data": data, "trial_steps": 3} for data in (batch(), [batch(3)] * 3)), None],
     "assert_sound, adamw.lr": [0.1, 0.01, None],
     "initialize_.lr": [0.1, {"lr": "auto", "trial_steps": 3}, {"lr": None, "data": None}],
     "initialize_.momentum": [0.5, 0],
@@ -167,9 +161,7 @@ RIGHT: dict[str, list[Any]] = {
     "measure.curvature": ["gauss-newton", "hessian", "both"],
     "plan.curvature": ["gauss-newton", "hessian", "both"],
     "measure.progress": [lambda: lambda state: None, None],
-    "measure_curvature": SWITCH,
     "model": [lambda: made()],  # anew for each call
-    "network": SWITCH,
     "assert_sound.network": [{"network": False, "lr": None}, True],
     "optimizer": ["sgd", "adamw", lambda: SGD, lambda: lambda parameters: SGD(parameters, lr=0.1)],
     "path": [{"path": "curve.jsonl"}, Path("curve.jsonl"), None],
@@ -191,40 +183,33 @@ RIGHT: dict[str, list[Any]] = {
     "settings": [
         {"settings": {"momentum": 0.5, "weight_decay": 0}, "optimizer": "momentum"},
         {"settings": {"betas": (0.8, 0.9), "eps": 1e-6}, "optimizer": "adam"},
-        {"settings": {"betas": [0.0, 0.5]}, "optimizer": "adamw"},
-        {},
-        None,
+        *({"settings": {"betas": [0.0, 0.5]}, "optimizer": "adamw"}, {}, None),
     ],
     "seeds": [1, [3], range(1)],
     "stds": [[0.1, 0.2], lambda: iter([0.1])],
     "steps": [10, 12],
-    "strict": SWITCH,
     "target": [{"target": 1.0, "lr": None, "data": None}, None],
     "task": ["auto", "classification"],
     "times_stable": [1000, 4.0],
     "tolerance": [1e-2, 0.05],
     "trial_steps": [0, 5],
-    "warn": SWITCH,
     "workers": [1, None],
 }
-UNKNOWN, NUMBER, PAIRS = (
-    "nonsense",
-    [-1.0, math.nan, math.inf, "0.1"],
-    [3, None, inputs(), {"x": inputs()}, []],
-)
+UNKNOWN, NUMBER = "nonsense", [-1.0, math.nan, math.inf, "0.1"]
+PAIRS = [3, None, inputs(), {"x": inputs()}, []]
 WHOLE, BOOL = [-1, 1.5, "2", True], [1, "yes", None, torch.ones(2)]
 OPTIMIZERS: list[Any] = [UNKNOWN, 0.1, nn.Linear(2, 2), takes_nothing, [SGD]]
+WORDS = ("assert_sound.estimator", "measure.curvature", "plan.curvature", "residual", "rule", "scaling")
 # What is refused, beside a `Strange()`, by every option.
 WRONG: dict[str, list[Any]] = {
+    **dict.fromkeys(SWITCHES, BOOL),
+    **{key: [UNKNOWN, None] for key in (*WORDS, "task")},
     "activation": [UNKNOWN, 3, None],
-    "at_start": BOOL,
-    "backward": BOOL,
     "batch": [*PAIRS, (inputs(), labels(5)), (inputs() / 0, labels()), (inputs(),) * 3],
     "logits_problem.batch": PAIRS,
     "batch_size": [*WHOLE, 0, 7],
     "biases": [UNKNOWN, None, True],
     "build": [network(), 3, None, write_ones],
-    "check": BOOL,
     "compare.optimizer": [*OPTIMIZERS, lambda: SGD(network().parameters(), lr=0.1)],
     "sweep.warmup": [*WHOLE, 0, 11],
     "compare.warmup": [{"warmup": 3}, {"warmup": 11, "schemes": ["he+warmup"]}, -1],
@@ -233,16 +218,11 @@ WRONG: dict[str, list[Any]] = {
     "data": [3, inputs(), [], [3], (inputs(), labels(5)), "data"],
     "device": [UNKNOWN, -7, 2**70, "cuda:99"],
     "distributed": [UNKNOWN, True, 2],
-    "overwrite": BOOL,
     "distribution": [UNKNOWN, 3, {"distribution": "uniform", "scheme": "orthogonal"}],
     "dropout": [UNKNOWN, None, True],
-    "apply_scheme_.dropout": BOOL,
     "apply_scheme_, problem.dropout": [UNKNOWN, None, True],
-    "dry_run": BOOL,
     "dtype": [torch.float16, "float64", float],
-    "each_layer": BOOL,
     "estimator": [UNKNOWN, None, {"estimator": "gram", "curvature": "hessian"}],
-    "assert_sound.estimator": [UNKNOWN, None],
     "every": [*WHOLE, 0],
     "executor": [{"executor": 3, "workers": None}, {"executor": ThreadPoolExecutor(1), "workers": 1}],
     "folder": [3, b"folder"],
@@ -265,12 +245,8 @@ WRONG: dict[str, list[Any]] = {
     "max_measurements": [*WHOLE, 0],
     "max_overhead": [*NUMBER, 0, 1.5],
     "max_sharpening": [0.5, math.nan, "2"],
-    "measure.curvature": [UNKNOWN, None],
-    "plan.curvature": [UNKNOWN, None],
     "measure.progress": [True, 3, takes_nothing],
-    "measure_curvature": BOOL,
     "model": [3, None, nn.Linear, takes_nothing],
-    "network": BOOL,
     "assert_sound.network": [*BOOL, {"network": False, "lr": 0.1}],
     "optimizer": [*OPTIMIZERS, lambda: SGD(network().parameters(), lr=0.1)],
     "path": [3, b"curve", ""],
@@ -279,36 +255,26 @@ WRONG: dict[str, list[Any]] = {
     "progress": [1, "yes", None],
     "reduction": [UNKNOWN, "none", None],
     "report": ["yes", 1],
-    "residual": [UNKNOWN, None],
     "resume": [*BOOL, {"resume": True, "path": None}],
-    "rule": [UNKNOWN, None],
     "apply_scheme_, lsuv.sample": [None],
-    "scaling": [UNKNOWN, None],
     "scheme": [UNKNOWN, None, 3],
     "schemes": [UNKNOWN, [], {}, [UNKNOWN], [None], 3, torch.ones(2), ["he", "he"], {3: write_ones}],
     "seed": WHOLE,
     "settings": [
-        3,
-        "momentum",
-        {"settings": {"momentum": 0.5}, "optimizer": "adam"},
-        {"settings": {"momentum": torch.ones(2)}, "optimizer": "momentum"},
-        *(
-            {"settings": {"betas": value}, "optimizer": "adam"}
-            for value in ((0.9, 1.5), (0.9,), 0.9, ("a", "b"))
-        ),
+        *(3, "momentum"),
+        *({"settings": {"momentum": 0.5}, "optimizer": name} for name in ("adam", "sgd")),
+        *({"settings": {"momentum": m}, "optimizer": "momentum"} for m in (torch.ones(2), 1.0)),
+        *({"settings": {"betas": b}, "optimizer": "adam"} for b in ((0.9, 1.5), (0.9,), 0.9, ("a", "b"))),
         *({"settings": {"eps": value}, "optimizer": "adam"} for value in NUMBER),
         *({"settings": {"weight_decay": value}} for value in (*NUMBER, torch.ones(2), [])),
     ],
     "seeds": [*WHOLE, 0, [], [0, 0], [-1], ["0"], torch.tensor(1.0)],
     "stds": [0.1, [], "0.1", [0.1, 0.1], [-0.1], [None]],
     "steps": [*WHOLE, 9],
-    "strict": BOOL,
     "target": [{"target": value, "lr": None, "data": None} for value in [*NUMBER, 0]] + [1.0],
-    "task": [UNKNOWN, None],
     "times_stable": [*NUMBER, 0],
     "tolerance": [*NUMBER, 0, 1.0],
     "trial_steps": WHOLE,
-    "warn": BOOL,
     "workers": [*WHOLE, 0],
 }
 # A sample goes to the model as it is, whatever it is.
@@ -406,10 +372,8 @@ def test_what_is_right_works(call: str, option: str) -> None:
     assert right
     for example in right:
         given = arguments(call, option, example, made)
-        with (
-            warnings.catch_warnings(),
-            alone_in_a_group() if option == "distributed" else warnings.catch_warnings(),
-        ):
+        group = alone_in_a_group() if option == "distributed" else nullcontext()
+        with warnings.catch_warnings(), group:
             warnings.simplefilter("ignore", hessinit.ConvergenceWarning)
             warnings.simplefilter("ignore", hessinit.EdgeOfStabilityWarning)
             result = run_verb(call, given)

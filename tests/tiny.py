@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+import hessinit
+
 LOSS = nn.CrossEntropyLoss()
+ALONE = hessinit.RunSettings(workers=1, progress=False)
+SHORT_RUNS: dict[str, Any] = {"steps": 10, "seeds": 1, "settings": ALONE}
 
 
 def network(**settings: Any) -> nn.Sequential:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,9 +46,7 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize(("blocks", "layers", "factor"), [(16, 2, 1 / 4), (16, 3, 1 / 2), (81, 3, 1 / 3)])
-def test_fixup_has_branches_of_zero_and_inner_layers_times_the_papers_factor(
-    blocks: int, layers: int, factor: float
-) -> None:
+def test_fixup_has_branches_of_zero_and_the_papers_factor(blocks: int, layers: int, factor: float) -> None:
     model = Residual(blocks, layers)
     fixup_(model, seed=4)
     assert not any(branch[-1].weight.any() for branch in model.branches)
@@ -59,9 +58,7 @@ def test_fixup_has_branches_of_zero_and_inner_layers_times_the_papers_factor(
 
 
 @pytest.mark.parametrize("bounded", [False, True])
-def test_one_scale_of_gradinit_goes_to_the_best_of_a_grid(
-    bounded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_scale_of_gradinit_goes_to_the_best_of_a_grid(bounded: bool, monkeypatch: Any) -> None:
     """Least squares, S and S̃ the whole batch: the loss after one normalized step has a closed form."""
     rate = 0.1
     same = lambda batches, seed: itertools.repeat((batches[0], batches[0]))  # noqa: E731
@@ -91,9 +88,7 @@ def test_one_scale_of_gradinit_goes_to_the_best_of_a_grid(
 
 
 @pytest.mark.parametrize(("optimizer", "lr", "gamma"), [("sgd", 0.1, 1.0), ("adam", 5e-4, 1e3)])
-def test_at_the_papers_rates_the_defaults_of_gradinit_are_the_papers(
-    optimizer: str, lr: float, gamma: float
-) -> None:
+def test_the_defaults_of_gradinit_at_the_papers_rates(optimizer: str, lr: float, gamma: float) -> None:
     model = nn.Sequential(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 4))
     twin = copy.deepcopy(model)
     gradinit_(model, cross_entropy, [BATCH], lr=lr, optimizer=optimizer, iterations=9)

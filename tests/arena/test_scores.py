@@ -51,11 +51,8 @@ def test_mean_ranks_share_ties_and_leave_out_cells_where_nothing_trains() -> Non
 
 def test_regret_is_held_against_the_best_competitor_at_each_cell() -> None:
     found = scores.regret(BOTH, "ours", OURS)
-    assert found.cells == {
-        ("first", 0.1): pytest.approx(0.0),
-        ("first", 1.0): pytest.approx(0.5),
-        ("second", 0.1): pytest.approx(-0.25),
-    }
+    cells = {("first", 0.1): 0.0, ("first", 1.0): 0.5, ("second", 0.1): -0.25}
+    assert found.cells == pytest.approx(cells)
     assert found.mean == pytest.approx(0.25 / 3)
     assert found.mean_of_losses == pytest.approx(0.5 / 3)
     assert found.worst == pytest.approx(0.5)
@@ -92,11 +89,8 @@ def test_the_record_of_the_former_default_has_the_published_rate_robustness() ->
 
 def test_runs_are_collected_beside_the_frozen_record_and_newer_ones_replace_older(tmp_path: Path) -> None:
     task = BY_NAME["relu-3"]
-    runs = [
-        {"task": "relu-3", "start": "hessinit", "lr": rate, "seed": seed, "loss": 0.5, "accuracy": 0.9}
-        for rate in task.rates
-        for seed in (0, 2)
-    ]
+    run = {"task": "relu-3", "start": "hessinit", "loss": 0.5, "accuracy": 0.9}
+    runs = [{**run, "lr": rate, "seed": seed} for rate in task.rates for seed in (0, 2)]
     collect(runs, tmp_path)
     collect([{**runs[0], "loss": None}], tmp_path)
     found = Arena.load(tmp_path)
@@ -124,11 +118,8 @@ def test_a_run_fails_from_98_percent_of_chance_where_a_rival_trains_in_all_seeds
 
 
 def test_the_best_rate_of_each_start() -> None:
-    assert scores.best_of_grid(FIRST) == {
-        "he": (pytest.approx(1.0), 0.1),
-        "lsuv": (pytest.approx(0.5), 0.1),
-        "ours": (pytest.approx(0.5), 0.1),
-    }
+    half = pytest.approx(0.5), 0.1
+    assert scores.best_of_grid(FIRST) == {"he": (pytest.approx(1.0), 0.1), "lsuv": half, "ours": half}
     ranks = scores.best_rate_ranks(BOTH)
     assert ranks["ours"] == scores.MeanRank(1.25, 2)
     assert ranks["he"] == scores.MeanRank(2.5, 2)

@@ -60,9 +60,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactor
 
 def run_interpreter(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(
-        command, env={**ENVIRONMENT, **variables}, capture_output=True, encoding="utf-8", timeout=300
-    )
+    options: dict[str, Any] = {"capture_output": True, "encoding": "utf-8", "timeout": 300}
+    return subprocess.run(command, env={**ENVIRONMENT, **variables}, **options)
 
 
 @pytest.fixture
@@ -77,9 +76,14 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     return partial(run_interpreter, "-c")
 
 
-def interrupt(
-    number: int, is_time: Callable[[], bool], *command: object, **variables: str
-) -> tuple[int, str, str]:
+def refused(result: Result) -> str:
+    """What the command says on stderr; it must have ended with 2, and printed nothing else."""
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert "Traceback" not in result.stderr or "as shown above" in result.stderr
+    return result.stderr
+
+
+def interrupt(number: int, is_time: Callable[[], Any], *command: object, **variables: str) -> tuple[Any, ...]:
     """Send the signal once it is time; return how the command ended, and its stdout and stderr."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hessinit", *map(str, command)],

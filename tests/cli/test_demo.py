@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 
 import hessinit
-from hessinit import Comparison, Initialization, measure
+from calls import measure
+from hessinit import Comparison, Initialization
 from hessinit.cli import demo
 
 from .conftest import without_seconds
@@ -44,14 +45,13 @@ def test_the_demo_compares_four_starts_over_the_learning_rates(run, folder, monk
 @pytest.mark.usefixtures("_shortened")
 def test_json_holds_what_the_library_computes_and_is_all_that_is_printed(run):
     result = run("demo", "--json", "--seed", 3, "--lr", 0.1, "--folder", "d")
-    assert (result.exit_code, result.stderr) == (0, "Wrote d/demo.html.\nWrote d/curves.png.\n"), (
-        result.output
-    )
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "Wrote d/demo.html.\nWrote d/curves.png.\n"
     shown = json.loads(result.stdout)
     assert shown["kind"] == "hessinit demonstration"
     initialization = Initialization.from_dict(shown["initialization"])
     assert initialization.lr == 0.1
-    measured = measure(hessinit.Problem(*demo.problem(seed=3), seed=3))
+    measured = measure(*demo.problem(seed=3), seed=3)
     assert initialization.before.network.norm == pytest.approx(measured.network.norm, rel=1e-3)
     grids = [Comparison.from_dict(shown[name]) for name in ("plain", "normalized")]
     for grid in grids:
@@ -63,5 +63,5 @@ def test_json_holds_what_the_library_computes_and_is_all_that_is_printed(run):
 def test_the_demo_s_problem_can_be_measured_by_name(run):
     result = run("measure", "hessinit.cli.demo:problem", "--json")
     assert result.exit_code == 0, result.output
-    measured = measure(hessinit.Problem(*demo.problem(), seed=0)).to_dict()
+    measured = measure(*demo.problem(), seed=0).to_dict()
     assert without_seconds(json.loads(result.stdout)) == without_seconds(measured)

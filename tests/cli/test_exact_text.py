@@ -73,9 +73,8 @@ def test_a_command_prints_word_for_word_what_is_expected(run, name, width):
     for command in before:
         run(*shlex.split(command), columns=width)
     result = run(*shlex.split(last), columns=width)
-    shown = (
-        f"$ hessinit {last}\n{result.stdout}--- stderr\n{result.stderr}--- exit status {result.exit_code}\n"
-    )
+    shown = f"$ hessinit {last}\n{result.stdout}--- stderr\n{result.stderr}"
+    shown += f"--- exit status {result.exit_code}\n"
     file = EXPECTED / f"{name}-{width}.txt"
     if os.environ.get("HESSINIT_REFRESH"):
         file.write_text(shown, encoding="utf-8", newline="\n")

@@ -9,8 +9,8 @@ import safetensors.torch
 import torch
 
 import hessinit
-from calls import call
-from hessinit import Initialization, initialize_, load, measure
+from calls import call, measure
+from hessinit import Initialization, initialize_, load
 from hessinit.progress import ProgressState
 from hessinit.training.loop import read_data
 from result_examples import make_raced
@@ -21,10 +21,8 @@ NOTHING = "No weights were written. Pass --weights FILE.safetensors to keep them
 
 
 def test_json_is_exactly_what_the_library_does(run, net):
-    options = (
-        "--lr 0.1 --scheme he --optimizer momentum --momentum 0.5 --seed 3 --scaling last --tolerance 0.01"
-    )
-    result = run("initialize", "net.py:problem", "--json", "--no-race", *options.split())
+    options = "--lr 0.1 --scheme he --optimizer momentum --momentum 0.5 --seed 3 --scaling last --no-race"
+    result = run("initialize", "net.py:problem", "--json", "--tolerance", 0.01, *options.split())
     assert (result.exit_code, result.stderr) == (0, NOTHING), result.output
     problem = hessinit.Problem(*net.problem(), seed=3)
     fit = hessinit.Fit(scheme="he", momentum=0.5, scaling="last", tolerance=0.01)
@@ -99,13 +97,9 @@ def test_the_function_s_keywords_that_mean_the_same_are_taken_and_others_are_nam
     assert "net.py:with_keywords also returns curvature, which only hessinit measure" in result.stderr
     shown = Initialization.from_json(result.stdout)
     assert set(shown.scales) == {"0", "2"}
-    doubled = measure(
-        hessinit.Problem(*net.problem(), forward=lambda model, x: 2 * model(x), layers=["0", "2"])
-    )
+    doubled = measure(*net.problem(), forward=lambda model, x: 2 * model(x), layers=["0", "2"])
     assert shown.before.network.norm == pytest.approx(doubled.network.norm, rel=1e-6)
 
-
-# The race
 
 DEEP = """
 import torch

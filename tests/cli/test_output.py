@@ -8,13 +8,15 @@ import re
 import shlex
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from result_examples import COMPARISON, make_three_layers
 
-from .conftest import ENVIRONMENT, on_a_terminal
+from .conftest import ENVIRONMENT, on_a_terminal, refused
 
+PIPED: Any = {"env": ENVIRONMENT, "stderr": subprocess.PIPE, "encoding": "utf-8", "timeout": 300}
 TRAINED = "--steps 10 --batch-size 4 --seeds 1 --workers 1"
 JSON_COMMANDS = [
     "measure net.py:loud --json --lr 1",
@@ -25,15 +27,11 @@ JSON_COMMANDS = [
 ]
 
 
-def refuse(word: str) -> None:
-    raise AssertionError(f"{word} is not strict JSON")
-
-
 @pytest.mark.parametrize("command", JSON_COMMANDS)
 def test_json_is_all_that_is_on_stdout_and_strict(run, command):
     result = run(*command.split())
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout, parse_constant=refuse)["kind"].startswith("hessinit ")
+    assert json.loads(result.stdout, parse_constant=pytest.fail)["kind"].startswith("hessinit ")
     assert result.stderr.count("a word from the user's own code\n") == 1
 
 
@@ -58,14 +56,13 @@ def test_a_terminal_gets_colours_unless_no_color_is_set_and_a_pipe_gets_what_pri
 def test_a_reader_that_stops_early_is_answered_without_a_traceback():
     make_three_layers().save("r.json")
     show = f"{shlex.quote(sys.executable)} -m hessinit show r.json | head -1"
-    options = {"env": ENVIRONMENT, "stderr": subprocess.PIPE, "encoding": "utf-8", "timeout": 300}
-    cut = subprocess.run(["sh", "-c", show], stdout=subprocess.PIPE, **options)
+    cut = subprocess.run(["sh", "-c", show], stdout=subprocess.PIPE, **PIPED)
     assert cut.stdout.split() == ["layer", "weight", "‖H‖", "finding"]
     assert cut.stderr == ""
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as closed:
-        gone = subprocess.run([sys.executable, "-m", "hessinit", "show", "r.json"], stdout=closed, **options)
+        gone = subprocess.run([sys.executable, "-m", "hessinit", "show", "r.json"], stdout=closed, **PIPED)
     assert gone.stderr == ""
 
 
@@ -98,19 +95,17 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(run, folder, o
     os.symlink("net.py", "link.png")
     (folder / "net.py").write_text("raise SystemError('the file was run')")
     for place in ("net.py:problem", "net:problem"):
-        result = run("initialize", place, *options.split())
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr.startswith(f"Error: {message}")
-        assert len(result.stderr.splitlines()) == 1
+        told = refused(run("initialize", place, *options.split()))
+        assert told.startswith(f"Error: {message}")
+        assert len(told.splitlines()) == 1
 
 
 def test_a_log_and_a_file_that_is_shown_are_not_written_over(run, folder):
     COMPARISON.save("r.json")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for command in ("track net.py:problem --lr 0.1 --log net.py", "show r.json --html r.json"):
-        result = run(*command.split())
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert "is the file that this command reads; give the name of another." in result.stderr
+        told = refused(run(*command.split()))
+        assert "is the file that this command reads; give the name of another." in told
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -142,9 +137,8 @@ def test_a_name_that_is_too_long_is_told_in_a_sentence(run_process, folder, comm
     before = {path.name for path in folder.iterdir()}
     result = run_process(*command.format(name="n" * 300).split(), PYTHONDONTWRITEBYTECODE="1")
     assert (result.returncode, result.stdout) == (2, "")
-    assert re.fullmatch(
-        r"Error: \S*n{300}\.\w+ cannot be read( or written)?: File name too long\.\n", result.stderr
-    )
+    told = r"Error: \S*n{300}\.\w+ cannot be read( or written)?: File name too long\.\n"
+    assert re.fullmatch(told, result.stderr)
     assert {path.name for path in folder.iterdir()} == before
 
 
@@ -156,8 +150,6 @@ def test_a_stdout_that_is_full_is_told_in_a_sentence(command):
     make_three_layers().save("r.json")
     with open("/dev/full", "w") as full:
         line = [sys.executable, "-m", "hessinit", *command.split()]
-        result = subprocess.run(
-            line, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, encoding="utf-8", timeout=300
-        )
+        result = subprocess.run(line, stdout=full, **PIPED)
     assert result.returncode == 2
     assert result.stderr == "Error: the output cannot be read or written: No space left on device.\n"

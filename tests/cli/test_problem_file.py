@@ -12,7 +12,7 @@ import torch
 
 from hessinit.cli.problem_file import Builder, find_problem
 
-from .conftest import without_seconds
+from .conftest import refused, without_seconds
 
 # The file, and the message it must be answered with.
 RETURNS = "it must return model, loss, batch, or a hessinit.Problem, and may add a dict"
@@ -42,9 +42,8 @@ WRONG_PLACES = [
 @pytest.mark.parametrize("text", WRONG_FUNCTIONS)
 def test_a_wrong_function_is_answered_in_one_paragraph(run, folder, text):
     (folder / "bad.py").write_text(text)
-    result = run("measure", "bad.py:problem")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert re.fullmatch(rf"Error: .*{WRONG_FUNCTIONS[text]}.*\n", result.stderr), result.stderr
+    told = refused(run("measure", "bad.py:problem"))
+    assert re.fullmatch(rf"Error: .*{WRONG_FUNCTIONS[text]}.*\n", told), told
 
 
 @pytest.mark.parametrize("command", ["measure", "advise", "initialize --target 2 --scheme keep"])
@@ -73,10 +72,9 @@ def test_a_dict_may_follow_a_problem(run):
 def test_a_wrong_place_is_answered_in_one_paragraph(run, folder, place, message):
     (folder / "inner").mkdir()
     (folder / "inner" / "torch.py").write_text("def problem(): pass\n")
-    result = run("measure", place)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message.format(folder=folder) in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    told = refused(run("measure", place))
+    assert message.format(folder=folder) in told
+    assert len(told.splitlines()) == 1
 
 
 def test_a_module_is_found_from_the_working_folder(run, folder):
@@ -100,12 +98,8 @@ def test_a_file_may_import_its_neighbours_and_needs_no_arguments(run, folder):
     )
     result = run("measure", "inner/neighbourly.py:problem", "--json")
     assert json.loads(result.stdout)["layers"][0]["shape"] == [3, 2], result.output
-    result = run("measure", "inner/neighbourly.py:sized")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert (
-        "TypeError: sized() missing 1 required positional argument: 'width'\nError: sized() of"
-        in result.stderr
-    )
+    told = refused(run("measure", "inner/neighbourly.py:sized"))
+    assert "TypeError: sized() missing 1 required positional argument: 'width'\nError: sized() of" in told
 
 
 @pytest.mark.usefixtures("run")
@@ -129,8 +123,6 @@ def test_a_builder_can_be_sent_and_draws_what_it_drew_here(folder, capsys):
     assert weights[1] is not weights[2]
     assert torch.equal(weights[1], weights[2])
 
-
-# hessinit new
 
 SMALL = "--steps 10 --seeds 1 --workers 1"
 
@@ -162,9 +154,8 @@ def test_the_new_file_runs_as_it_is_with_every_command(run, command):
 )
 def test_a_wrong_name_is_answered_in_one_paragraph_and_nothing_is_written(run, folder, name, message):
     before = (folder / "net.py").read_bytes()
-    result = run("new", name)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"Error: {message}")
-    assert len(result.stderr.splitlines()) == 1
+    told = refused(run("new", name))
+    assert told.startswith(f"Error: {message}")
+    assert len(told.splitlines()) == 1
     assert [path.name for path in folder.iterdir()] == ["net.py"]
     assert (folder / "net.py").read_bytes() == before

@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hessinit import Comparison, Problem, RunSettings, Tracking, TrackSettings, 
 from hessinit.training.loop import read_data, train_and_track
 from result_examples import make_comparison, make_run
 
-from .conftest import interrupt
+from .conftest import interrupt, refused
 
 SMALL = "--steps 20 --batch-size 4 --seeds 2 --schemes default,he --learning-rates 0.01"
 GIVEN = {"schemes": ["default", "he"], "learning_rates": [0.01], "seeds": 2, "steps": 20, "batch_size": 4}
@@ -65,11 +66,9 @@ def test_where_nothing_learns_the_first_line_says_so_and_the_command_ends_with_1
 
 
 def test_the_exit_status_is_that_of_the_first_line_where_only_one_seed_learns(run, monkeypatch):
-    runs = [
-        make_run("he", 0.1, seed, final, outcome=outcome)
-        for seed, (final, outcome) in enumerate([(1.0, "learned"), (1.99, "did not learn")])
-    ]
-    found = make_comparison({("he", 0.1): (1.0, 1.99)}, runs=tuple(runs))
+    first, second = (make_run("he", 0.1, seed, 1.0 + 0.99 * seed) for seed in (0, 1))
+    runs = replace(first, outcome="learned"), replace(second, outcome="did not learn")
+    found = make_comparison({("he", 0.1): (1.0, 1.99)}, runs=runs)
     monkeypatch.setattr("hessinit.compare", lambda *arguments, **keywords: found)
     result = run("compare", "net.py:problem", "--workers", 1)
     assert result.stdout.startswith("No scheme learns at lr 0.1")
@@ -80,9 +79,8 @@ def test_the_exit_status_is_that_of_the_first_line_where_only_one_seed_learns(ru
 def test_an_interrupted_comparison_says_how_to_continue_and_continues(run, folder):
     kept = folder / "kept" / "runs"
     command = ["compare", "net.py:slow", *SMALL.split(), "--learning-rates", "0.02,0.03", "--workers", 1]
-    code, stdout, stderr = interrupt(
-        signal.SIGINT, lambda: len(list(kept.glob("[!.]*.json"))) >= 2, *command, "--folder", "kept"
-    )
+    enough = lambda: len(list(kept.glob("[!.]*.json"))) >= 2  # noqa: E731
+    code, stdout, stderr = interrupt(signal.SIGINT, enough, *command, "--folder", "kept")
     assert (code, stdout) == (130, ""), stderr
     said = (
         r"Interrupted: stopped; (\d+) of 12 runs are kept in kept\. "
@@ -92,9 +90,6 @@ def test_an_interrupted_comparison_says_how_to_continue_and_continues(run, folde
     assert found, stderr
     assert 1 <= int(found[1]) < 12
     assert read(run(*command, "--json", "--folder", "kept")) == read(run(*command, "--json"))
-
-
-# Sweep
 
 
 def test_a_sweep_has_the_norms_of_each_layer_and_draws_only_the_layers_asked_for(run):
@@ -112,8 +107,6 @@ def test_a_sweep_has_the_norms_of_each_layer_and_draws_only_the_layers_asked_for
     assert ratio(both) == pytest.approx(100, rel=0.1)
     assert 0.5 < ratio(read(run(*command, "--layers", "0", "--json"))) < 2
 
-
-# Track
 
 TRACKED = "--steps 20 --batch-size 4 --every 5 --max-overhead 1"
 
@@ -137,12 +130,8 @@ def test_json_is_exactly_what_the_library_tracks(run, net, optimizer, monkeypatc
 
 
 def test_initialize_fits_the_curvature_to_the_rate_first(run):
-    plain, fitted = (
-        Tracking.from_json(
-            run("track", "net.py:problem", *TRACKED.split(), "--lr", 0.2, "--json", *more).stdout
-        )
-        for more in ([], ["--initialize"])
-    )
+    command = ["track", "net.py:problem", *TRACKED.split(), "--lr", 0.2, "--json"]
+    plain, fitted = (Tracking.from_json(run(*command, *more).stdout) for more in ([], ["--initialize"]))
     assert plain.initialization is None
     assert plain.points[0].norm == pytest.approx(78.6, rel=0.01)  # as `hessinit measure` has it
     assert fitted.initialization.lr == 0.2
@@ -171,10 +160,8 @@ def test_the_norm_that_was_met_is_the_first_that_is_tracked(run, folder):
 
 
 def test_an_iterator_is_trained_on_as_a_list_is(run):
-    found = [
-        run("track", f"net.py:{name}", *TRACKED.split(), "--lr", 0.02, "--initialize", "--json")
-        for name in ("batches", "once")
-    ]
+    options = [*TRACKED.split(), "--lr", 0.02, "--initialize", "--json"]
+    found = [run("track", f"net.py:{name}", *options) for name in ("batches", "once")]
     assert [result.exit_code for result in found] == [0, 0], found[1].output
     losses = [Tracking.from_json(result.stdout).losses for result in found]
     assert losses[0] == losses[1]
@@ -190,11 +177,8 @@ def test_the_log_holds_every_point_and_is_not_written_over(run, folder):
     assert load("c.jsonl").points == load("t.json").points == shown.points
     assert run("show", "c.jsonl").stdout == f"{load('c.jsonl')}\n"
     kept = (folder / "c.jsonl").read_bytes()
-    again = run(*command)
-    assert (again.exit_code, again.stdout) == (2, "")
-    assert (
-        "Error: --log c.jsonl exists and was left as it is; give another name, or remove it" in again.stderr
-    )
+    told = refused(run(*command))
+    assert "Error: --log c.jsonl exists and was left as it is; give another name, or remove it" in told
     assert (folder / "c.jsonl").read_bytes() == kept
 
 

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor, nn
 
 import hessinit
-from calls import call
+from calls import measure
 from dense import dense_curvature, ends
 from hessinit.curvature import gram as trace
 
@@ -40,7 +40,7 @@ def assert_right(
 ) -> hessinit.CurvatureReport:
     """Check both ends of every layer and of the network, to 1e-6 of the norm; needs an fp64 model."""
     options |= {"curvature": measured or curvature, "tolerance": tolerance}
-    report = call(hessinit.measure, model, loss, batch, **options)
+    report = measure(model, loss, batch, **options)
     truth = dense_curvature(model, loss, batch, curvature, hessian_by="loops")
     for name, matrix in {**truth.layers, "network": truth.network}.items():
         row = report.network if name == "network" else report[name]

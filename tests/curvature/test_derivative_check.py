@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 
 import hessinit
 import hessinit_paper
-from calls import call
+from calls import call, measure
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 from zoo.snapshot import differences, snapshot
 
@@ -38,7 +38,7 @@ def branch(function: Callable[[Tensor], Tensor], share: float = 1.0) -> nn.Modul
 
 def check_refused(message: str, model: nn.Module, loss: Any = LOSS, data: Any = None, **options: Any) -> None:
     with pytest.raises(hessinit.ProblemError, match=message):
-        call(hessinit.measure, model, loss, data or batch(), **options)
+        measure(model, loss, data or batch(), **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -75,9 +75,7 @@ def test_a_backward_that_cannot_be_differentiated_is_refused_by_name(verb: Calla
     ("function", "curvature"), [(OnceSwish, "gauss-newton"), (Swish, "hessian"), (SavedSwish, "gauss-newton")]
 )
 def test_what_is_differentiated_often_enough_is_right(function: Any, curvature: str, share: float) -> None:
-    truth = hessinit.measure(
-        hessinit.Problem(branch(F.silu, share), LOSS, batch(), dtype=torch.float64), curvature=curvature
-    )
+    truth = measure(branch(F.silu, share), LOSS, batch(), dtype=torch.float64, curvature=curvature)
     found = hessinit.measure(branch(function.apply, share), LOSS, batch(), curvature=curvature)
     assert found["first"].norm == pytest.approx(truth["first"].norm, rel=1e-3)
 
@@ -90,9 +88,7 @@ class FusedCrossEntropy(torch.autograd.Function):
         ctx.save_for_backward((z.softmax(1) - F.one_hot(y, z.shape[1])) / len(z))
         return F.cross_entropy(z, y)
 
-    backward = staticmethod(
-        once_differentiable(lambda ctx, gradient: (gradient * ctx.saved_tensors[0], None))
-    )
+    backward = staticmethod(once_differentiable(lambda ctx, grad: (grad * ctx.saved_tensors[0], None)))
 
 
 class Scaled(torch.autograd.Function):
@@ -143,7 +139,7 @@ def test_a_backward_that_differs_on_purpose_is_refused_and_measured_on_request(
 ) -> None:
     model = branch(ON_PURPOSE[kind])
     check_refused(f"on purpose.*{kind}.*check=False measures", model, curvature=curvature)
-    report = hessinit.measure(hessinit.Problem(model, LOSS, batch(), check=False), curvature=curvature)
+    report = measure(model, LOSS, batch(), check=False, curvature=curvature)
     assert report.network.norm > 0
     assert any("not checked" in note for note in report.notes)
 
@@ -251,7 +247,7 @@ def test_a_row_of_padding_does_not_trip_it() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @each_curvature
-def test_a_layer_or_a_loss_wrong_by_5_percent_is_found_in_random_networks(
+def test_layers_and_losses_wrong_by_5_percent_are_found_in_random_networks(
     curvature: str, precision: str
 ) -> None:
     """A sample; benchmarks/check_power.py counts 200 of them."""
@@ -261,9 +257,7 @@ def test_a_layer_or_a_loss_wrong_by_5_percent_is_found_in_random_networks(
         spoil(parts, chance)
         parts = parts.double() if precision == "float64" else parts
         try:
-            hessinit.measure(
-                hessinit.Problem(parts.model, parts.loss, parts.batch, reduction="mean"), curvature=curvature
-            )
+            measure(parts.model, parts.loss, parts.batch, reduction="mean", curvature=curvature)
         except hessinit.ProblemError as refusal:
             refused += NOT_THE_DERIVATIVE in str(refusal)
     assert refused >= 11
@@ -276,14 +270,14 @@ def test_one_large_layer_wrong_by_5_percent_is_found(layer: str, curvature: str)
     torch.manual_seed(0)
     layers = nn.Conv2d(2, 256, 3), nn.GELU(), nn.Conv2d(256, 128, 3), nn.Flatten(), nn.Linear(1152, 300)
     model, data = nn.Sequential(*layers), (torch.randn(8, 2, 7, 7), torch.arange(8))
-    hessinit.measure(hessinit.Problem(model, LOSS, data, layers=layer), curvature=curvature, network=False)
+    measure(model, LOSS, data, layers=layer, curvature=curvature, network=False)
     parametrize.register_parametrization(model.get_submodule(layer), "weight", WrongWeight())
     check_refused(NOT_THE_DERIVATIVE, model, data=data, curvature=curvature, network=False)
 
 
 @pytest.mark.parametrize(("inner", "most"), [(network(), 3), (deep(6, 2), 5)], ids=["smooth", "kinks"])
 @each_curvature
-def test_the_check_costs_three_evaluations_and_two_more_for_kinks(
+def test_the_check_costs_three_evaluations_and_two_for_kinks(
     inner: nn.Module, most: int, curvature: str
 ) -> None:
     def count_calls(check: bool) -> int:
@@ -294,9 +288,7 @@ def test_the_check_costs_three_evaluations_and_two_more_for_kinks(
                 calls()
             return net(x)
 
-        hessinit.measure(
-            hessinit.Problem(Calling(forward, inner), LOSS, MANY, check=check), curvature=curvature
-        )
+        measure(Calling(forward, inner), LOSS, MANY, check=check, curvature=curvature)
         return calls()
 
     assert 0 < count_calls(True) - count_calls(False) <= most

@@ -12,7 +12,7 @@ from pieces import assert_right, split_into
 from torch import Tensor, nn
 
 import hessinit
-from calls import call
+from calls import measure
 from tiny import LOSS, Net, labels
 from zoo import ZOO, Problem
 from zoo.truth import true_layers, true_network
@@ -36,9 +36,8 @@ def two_layers(run: Callable[[Any, Tensor], Tensor]) -> nn.Module:
 
 
 SCALAR = Net(lambda m, x: m.layer(x).mean(), layer=nn.Linear(3, 1)).double()
-LOW_RANK = Net(
-    lambda m, x: x @ m.down.T @ m.up.T, down=nn.Parameter(double(2, 3)), up=nn.Parameter(double(3, 2))
-)
+DOWN_UP = {"down": nn.Parameter(double(2, 3)), "up": nn.Parameter(double(3, 2))}
+LOW_RANK = Net(lambda m, x: x @ m.down.T @ m.up.T, **DOWN_UP)
 UNKNOWN = "no layer is known: their calls mix the examples, or are none of"
 REASONS: dict[str, tuple[nn.Module, Any, str]] = {
     "not convex": (perceptron(), lambda z, t: -z.pow(2).mean(), "the loss is not convex in the output"),
@@ -104,9 +103,7 @@ def test_no_single_pair_of_examples_is_missed(examples: int) -> None:
             return m.last(hidden + torch.outer(place, hidden[pair[1]]))
 
         options = {"network": False, "max_iterations": 3, "seed": seed if examples == 40 else 0}
-        report = call(
-            hessinit.measure, two_layers(see), LOSS, (double(examples, 3), labels(examples)), **options
-        )
+        report = measure(two_layers(see), LOSS, (double(examples, 3), labels(examples)), **options)
         assert report["first"].engine == "lanczos", (seeing, seen)
 
 
@@ -136,7 +133,7 @@ def test_every_problem_of_the_zoo_is_right_in_pieces(
 ) -> None:
     split_into(monkeypatch, examples)
     options = {"dtype": torch.float64, "tolerance": 1e-8, "forward": problem.forward, **problem.options}
-    report = call(hessinit.measure, *problem.build(), **options)
+    report = measure(*problem.build(), **options)
     for name, true in true_layers(problem, "gauss-newton").items():
         assert report[name].norm == pytest.approx(true.norm, rel=1e-6, abs=1e-12), name
     assert report.network.norm == pytest.approx(true_network(problem, "gauss-newton").norm, rel=1e-6)
@@ -148,36 +145,30 @@ def take_another_path(m: Any, x: Tensor) -> Tensor:
     return late(torch.tanh(early(torch.tanh(m.first(x)))))
 
 
-def unlike(kind: str) -> nn.Module:
-    """A model that does other things with fewer examples."""
-    first, last = nn.Linear(3, 5), nn.Linear(5, 3)
-    if kind == "centred before a head of zeros":  # only the inputs tell that the pieces differ
-        nn.init.zeros_(last.weight)
-        return nn.Sequential(Net(lambda _, x: x - x.mean(dim=0)), first, nn.Tanh(), last)
-    if kind == "another path to the same output":
-        model = Net(take_another_path, **{name: nn.Linear(3, 3) for name in ("first", "second", "third")})
-        model.third.load_state_dict(model.second.state_dict())
-        return model
+def unlike() -> dict[str, nn.Module]:
+    """Models that do other things with fewer examples."""
+    first, last, flat = nn.Linear(3, 5), nn.Linear(5, 3), nn.Linear(5, 3)
+    nn.init.zeros_(flat.weight)  # only the inputs tell that the pieces differ
+    centred = Net(lambda _, x: x - x.mean(dim=0))
+    path = Net(take_another_path, **{name: nn.Linear(3, 3) for name in ("first", "second", "third")})
+    path.third.load_state_dict(path.second.state_dict())
     return {
         "batch norm before all layers": nn.Sequential(nn.BatchNorm1d(3), first, nn.Tanh(), last),
         "batch norm between layers": nn.Sequential(first, nn.BatchNorm1d(5), nn.Tanh(), last),
         "divided by the batch size": nn.Sequential(first, Net(lambda _, x: x / len(x)), nn.Tanh(), last),
         "a batch size written out": nn.Sequential(Net(lambda _, x: x.view(6, 3)), first, nn.Tanh(), last),
-    }[kind]
+        "centred before a head of zeros": nn.Sequential(centred, first, nn.Tanh(), flat),
+        "another path to the same output": path,
+    }
 
 
-UNLIKE = (
-    "batch norm before all layers", "batch norm between layers", "divided by the batch size",
-    "a batch size written out", "centred before a head of zeros", "another path to the same output",
-)  # fmt: skip
+UNLIKE = unlike()
 
 
 @pytest.mark.parametrize("kind", UNLIKE)
-def test_a_model_that_does_other_things_with_fewer_examples_is_taken_whole(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_differs_with_fewer_examples_is_taken_whole(kind: str, monkeypatch: Any) -> None:
     gathered = split_into(monkeypatch, 2)
-    assert_right(unlike(kind).double(), LOSS, (double(), labels()))
+    assert_right(UNLIKE[kind].double(), LOSS, (double(), labels()))
     assert gathered[-1] == 6
 
 
@@ -203,13 +194,11 @@ def test_batches_are_cut_along_their_examples_only(kind: str, monkeypatch: pytes
 
 
 def test_a_frozen_dropout_mask_belongs_to_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, batch = (
-        nn.Sequential(*perceptron(), nn.Dropout(0.5), nn.Linear(3, 3).double()),
-        (double(), labels()),
-    )
-    whole = hessinit.measure(hessinit.Problem(model, LOSS, batch, dropout="freeze"))
+    model = nn.Sequential(*perceptron(), nn.Dropout(0.5), nn.Linear(3, 3).double())
+    batch = double(), labels()
+    whole = measure(model, LOSS, batch, dropout="freeze")
     split_into(monkeypatch, 2)
-    pieces = hessinit.measure(hessinit.Problem(model, LOSS, batch, dropout="freeze"))
+    pieces = measure(model, LOSS, batch, dropout="freeze")
     assert [row.norm for row in pieces.layers] == [row.norm for row in whole.layers]
 
 

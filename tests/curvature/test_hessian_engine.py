@@ -12,7 +12,7 @@ from pieces import assert_right
 from torch import Tensor, nn
 
 import hessinit
-from calls import call
+from calls import measure
 from dense import dense_curvature, ends
 from tiny import LOSS, Net, labels
 
@@ -86,7 +86,7 @@ def test_the_search_is_as_small_as_what_the_inputs_see() -> None:
     """Two different inputs and four outputs: eight products exhaust a layer of 48 weights."""
     data = features(2, 12)[[0, 1, 0, 1, 1]], labels(5)
     options = {"curvature": "hessian", "layers": "0", "network": False, "tolerance": 1e-12}
-    row = call(hessinit.measure, network().double(), LOSS, data, **options)["0"]
+    row = measure(network().double(), LOSS, data, **options)["0"]
     assert row.converged
     assert row.top.products <= 8
 
@@ -104,7 +104,7 @@ def test_an_end_that_is_not_yet_known_is_not_claimed_to_be_zero() -> None:
     """One step cannot tell whether a Hessian has negative eigenvalues; the error has to say so."""
     options = {"curvature": "hessian", "max_iterations": 1, "layers": "0"}
     with pytest.warns(hessinit.ConvergenceWarning, match="max_iterations=1"):
-        row = call(hessinit.measure, network().double(), LOSS, (features(), labels(5)), **options)["0"]
+        row = measure(network().double(), LOSS, (features(), labels(5)), **options)["0"]
     for end in (row.top, row.bottom):
         assert not end.converged
         assert end.error > 0
@@ -121,7 +121,7 @@ def test_losses_and_weights_of_any_size_are_measured_as_well_as_ordinary_ones(cu
 
     def norms(scale: float = 1.0, **options: Any) -> dict[str, float]:
         loss = lambda output, target: scale * LOSS(output, target)  # noqa: E731
-        report = call(hessinit.measure, model, loss, batch, curvature=curvature, **options)
+        report = measure(model, loss, batch, curvature=curvature, **options)
         return {row.name: row.norm / scale for row in (*report.layers, report.network)}
 
     for scale in (1e-30, 1e-10, 1e-3, 1e10, 1e30):

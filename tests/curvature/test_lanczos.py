@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -340,16 +339,9 @@ def test_a_product_that_is_not_finite_is_never_reported_as_a_number(by: float, s
         assert abs(top.value - eigenvalues(gram(300, columns))[-1]) <= top.error
 
 
-def singular_values(
-    matrices: Tensor, tolerance: float = 1e-3, max_iterations: int = 200, seed: int = 0
-) -> SingularValues:
-    return largest_singular_values(
-        BatchedMap.of(matrices),
-        tolerance=tolerance,
-        max_iterations=max_iterations,
-        seed=seed,
-        dtype=matrices.dtype,
-    )
+def singular_values(matrices: Tensor, **options: Any) -> SingularValues:
+    given = {"tolerance": 1e-3, "max_iterations": 200, "seed": 0, "dtype": matrices.dtype, **options}
+    return largest_singular_values(BatchedMap.of(matrices), **given)
 
 
 def true_singular_values(matrices: Tensor) -> np.ndarray:
@@ -385,16 +377,14 @@ def square_gaussians(generator: torch.Generator) -> Tensor:
 
 @pytest.mark.parametrize("tolerance", [0.05, 1e-2, 1e-3])
 @pytest.mark.parametrize("draw", [random_relus, square_gaussians])
-def test_no_example_of_a_batch_has_a_singular_value_beyond_its_error(
-    draw: Callable[[torch.Generator], Tensor], tolerance: float
-) -> None:
+def test_no_example_of_a_batch_has_a_singular_value_beyond_its_error(draw: Any, tolerance: float) -> None:
     # The error of a value that has merely settled misses some of these: their gaps are small.
     generator = torch.Generator().manual_seed(0)
     missed = 0
     for seed in range(10):
         matrices = draw(generator)
         truth = true_singular_values(matrices)
-        answer = singular_values(matrices, tolerance, seed=seed)
+        answer = singular_values(matrices, tolerance=tolerance, seed=seed)
         assert answer.converged
         assert (answer.errors <= 1.01 * tolerance * truth).all()
         missed += int((np.abs(answer.values - truth) > answer.errors).sum())
@@ -449,9 +439,7 @@ def test_singular_values_that_did_not_converge_say_why() -> None:
         (frobenius_norm, {"products": 1}, "products=1 must be a whole number, 2 or more"),
     ],
 )
-def test_bad_arguments_are_answered_with_the_rule_and_the_way_out(
-    find: Any, arguments: dict[str, Any], message: str
-) -> None:
+def test_bad_arguments_are_answered_with_the_rule(find: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find(torch.eye(3), **arguments)
 
@@ -489,10 +477,8 @@ def test_a_start_with_the_matrix_as_covariance_finds_the_same_with_fewer_product
     saved = 0
     for seed in range(20):
         vector = values.sqrt() * gaussian_matrix(3000, 1, seed=seed)[:, 0]
-        searches = [
-            LanczosSearch.of(torch.diag(values), goal, seed, start)
-            for start in (Start(vector, float(vector.square().sum())), None)
-        ]
+        starts = Start(vector, float(vector.square().sum())), None
+        searches = [LanczosSearch.of(torch.diag(values), goal, seed, start) for start in starts]
         started, plain = (result.top for result in run_together(searches))
         assert abs(started.value - 1) <= started.error <= 0.101
         saved += plain.products - started.products

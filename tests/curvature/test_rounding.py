@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hessinit
-from calls import call
+from calls import measure
 from hessinit.curvature.rounding_error import Difference
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
@@ -30,7 +30,7 @@ def kelvin(spread: float = 0.1) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 def test_cancellation_in_the_forward_is_in_the_error(curvature: str, spread: float) -> None:
     model, data = kelvin(spread)
-    truth = call(hessinit.measure, model, LOSS, data, curvature=curvature, **DOUBLE)
+    truth = measure(model, LOSS, data, curvature=curvature, **DOUBLE)
     report = hessinit.measure(model, LOSS, data, curvature=curvature)
     for row, true in zip((*report, report.network), (*truth, truth.network), strict=True):
         assert abs(row.norm - true.norm) <= row.error
@@ -43,9 +43,7 @@ def test_what_rounding_hides_is_not_converged_and_the_way_out_leads_out() -> Non
     model, data = kelvin()
     with pytest.warns(hessinit.ConvergenceWarning, match="rounding in float32.*pass dtype=torch.float64"):
         hessinit.measure(model, LOSS, data, curvature="hessian")
-    assert hessinit.measure(
-        hessinit.Problem(model, LOSS, data, dtype=torch.float64), curvature="hessian"
-    ).converged
+    assert measure(model, LOSS, data, dtype=torch.float64, curvature="hessian").converged
     ordinary = hessinit.measure(network(), LOSS, batch(), curvature="both", tolerance=1e-4)
     assert ordinary.converged
     assert all(row.error < 1e-4 * row.norm for row in (*ordinary, ordinary.network))
@@ -61,7 +59,7 @@ def test_a_confident_softmax_is_right_in_float32(margin: float, estimator: str) 
         model.weight.copy_(margin * torch.eye(3) + 0.1 * torch.randn(3, 3))
     target = labels(8)
     data = torch.eye(3)[target] + 0.05 * torch.randn(8, 3), target
-    truth = call(hessinit.measure, model, LOSS, data, **DOUBLE)
+    truth = measure(model, LOSS, data, **DOUBLE)
     report = hessinit.measure(model, LOSS, data, estimator=estimator)
     assert report.network.norm == pytest.approx(truth.network.norm, rel=1e-3)
     assert "couples" not in report.engine_reason  # rounding is no coupling
@@ -69,9 +67,8 @@ def test_a_confident_softmax_is_right_in_float32(margin: float, estimator: str) 
 
 def two_heads() -> nn.Module:
     torch.manual_seed(0)
-    return Net(
-        lambda m, x: torch.cat([m.large(x), m.small(x)], 1), large=nn.Linear(4, 2), small=nn.Linear(4, 6)
-    )
+    parts = {"large": nn.Linear(4, 2), "small": nn.Linear(4, 6)}
+    return Net(lambda m, x: torch.cat([m.large(x), m.small(x)], 1), **parts)
 
 
 SMALL_HEADS: dict[str, Any] = {
@@ -88,7 +85,7 @@ def test_a_head_with_a_tiny_share_of_the_loss_is_judged_against_itself(kind: str
         return F.mse_loss(z[:, :2], y) + share * SMALL_HEADS[kind](z[:, 2:])
 
     data = inputs(8), inputs(8, 2)
-    truth = call(hessinit.measure, two_heads(), loss, data, estimator="lanczos", **DOUBLE)
+    truth = measure(two_heads(), loss, data, estimator="lanczos", **DOUBLE)
     report = hessinit.measure(two_heads(), loss, data)
     for name in ("large", "small"):
         assert report[name].norm == pytest.approx(truth[name].norm, rel=1e-3)
@@ -101,9 +98,7 @@ def test_no_curvature_reads_zero_with_the_error_of_rounding(curvature: str) -> N
     """A bias before BatchNorm changes nothing; float32 has noise there."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
-    report = hessinit.measure(
-        hessinit.Problem(model, LOSS, (inputs(20), labels(20)), layers="**"), curvature=curvature
-    )
+    report = measure(model, LOSS, (inputs(20), labels(20)), layers="**", curvature=curvature)
     row = report["0.bias"]
     assert row.norm == 0.0 < row.error < 1e-4
     assert row.converged
@@ -113,19 +108,10 @@ def test_no_curvature_reads_zero_with_the_error_of_rounding(curvature: str) -> N
 
 @pytest.mark.parametrize("estimator", ["auto", "lanczos"])
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
-def test_a_model_that_returns_float_is_measured_in_double_with_an_error_of_float(
-    curvature: str, estimator: str
-) -> None:
+def test_a_model_that_returns_float_has_an_error_of_float_in_double(curvature: str, estimator: str) -> None:
     options = {"curvature": curvature, "estimator": estimator if curvature == "gauss-newton" else "auto"}
-    truth = call(hessinit.measure, network(), LOSS, batch(), **options, **DOUBLE)
-    report = call(
-        hessinit.measure,
-        Calling(lambda net, x: net(x).float()),
-        LOSS,
-        batch(),
-        dtype=torch.float64,
-        **options,
-    )
+    truth = measure(network(), LOSS, batch(), **options, **DOUBLE)
+    report = measure(Calling(lambda net, x: net(x).float()), LOSS, batch(), dtype=torch.float64, **options)
     assert 1e-8 < report.network.error < 1e-5
     assert abs(report.network.norm - truth.network.norm) <= report.network.error
 
@@ -157,12 +143,12 @@ def test_errors_of_many_weights_cancel_in_an_eigenvalue_and_those_of_few_do_not(
 def test_frozen_noise_is_not_taken_for_rounding(curvature: str) -> None:
     noisy = Calling(lambda net, x: net[2](torch.tanh((hidden := net[0](x)) + torch.randn_like(hidden))))
     options: dict[str, Any] = {"curvature": curvature, "dropout": "freeze"}
-    report = call(hessinit.measure, noisy, LOSS, batch(), **options)
+    report = measure(noisy, LOSS, batch(), **options)
     assert report.converged
     assert any("frozen to one draw" in note for note in report.notes)
     noise = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).double()
     same = Calling(lambda net, x: net[2](torch.tanh(net[0](x) + noise)))
-    truth = call(hessinit.measure, same, LOSS, batch(), **options, **DOUBLE)
+    truth = measure(same, LOSS, batch(), **options, **DOUBLE)
     assert not any("frozen to one draw" in note for note in truth.notes)
     for row, true in zip((*report, report.network), (*truth, truth.network), strict=True):
         assert abs(row.norm - true.norm) <= row.error < 2e-3 * row.norm

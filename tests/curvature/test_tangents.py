@@ -14,6 +14,7 @@ from random_networks import Parts
 from torch import Tensor, nn
 
 import hessinit
+from calls import measure
 from hessinit.curvature import evaluation as evaluations
 from hessinit.curvature import loss_hessian, tangents
 from hessinit.curvature.evaluation import Evaluation, evaluate
@@ -21,7 +22,7 @@ from hessinit.curvature.krylov import random_like
 from hessinit.curvature.loss_hessian import SoftmaxHessian
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
-from tiny import Calling
+from tiny import Calling, Net
 
 IMAGES = (3, 8, 8)
 
@@ -33,15 +34,6 @@ def flat(*layers: nn.Module) -> Callable[[], nn.Module]:
 def images(*layers: nn.Module, channels: int = 4) -> Callable[[], nn.Module]:
     head = [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, 3)]
     return lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), *layers, *head)
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -62,15 +54,15 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "ConvTranspose2d": images(nn.ConvTranspose2d(4, 4, 3, stride=2, output_padding=1)),
     "grouped and dilated": images(nn.Conv2d(4, 4, 3, dilation=2, groups=2)),
     "Upsample": images(nn.Upsample(scale_factor=2, mode="bilinear")),  # by the node's own backward
-    "pad and cat": images(Function(lambda x: torch.cat([F.pad(x, (1, 0)), torch.zeros(len(x), 4, 8, 9)]))),
+    "pad and cat": images(Net(lambda _, x: torch.cat([F.pad(x, (1, 0)), torch.zeros(len(x), 4, 8, 9)]))),
     "split, stack, where": flat(
-        Function(lambda x: torch.stack(x.split(4, dim=1), 1).transpose(1, 2).flatten(1)),
-        Function(lambda x: torch.where(x > 0, x * x, x / (1 + x * x))),
+        Net(lambda _, x: torch.stack(x.split(4, dim=1), 1).transpose(1, 2).flatten(1)),
+        Net(lambda _, x: torch.where(x > 0, x * x, x / (1 + x * x))),
     ),
-    "reductions": flat(Function(lambda x: x - x.mean(1, keepdim=True) + x.sum() - x.mean())),
+    "reductions": flat(Net(lambda _, x: x - x.mean(1, keepdim=True) + x.sum() - x.mean())),
     "select, unbind, expand": flat(
-        Function(lambda x: torch.stack([x.select(1, -1), *x.unbind(1)[:-1]], 1)),
-        Function(lambda x: x + x[:1].expand(len(x), -1) - 2 * x.permute(1, 0).t()),
+        Net(lambda _, x: torch.stack([x.select(1, -1), *x.unbind(1)[:-1]], 1)),
+        Net(lambda _, x: x + x[:1].expand(len(x), -1) - 2 * x.permute(1, 0).t()),
     ),
     "attention": lambda: nn.Sequential(
         nn.Unflatten(1, (3, 2)), nn.Linear(2, 8), nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
@@ -87,14 +79,8 @@ def problem_of(model: nn.Module, **options: Any) -> FunctionalProblem:
     first = next(model.parameters())
     shape = IMAGES if first.ndim == 4 else (6,)
     batch = torch.randn(5, *shape), torch.randint(3, (5,))
-    return FunctionalProblem(Problem(model, Summed(), batch, dtype=torch.float64, **options))
-
-
-class Summed(nn.Module):
-    """Takes outputs of any number of rows."""
-
-    def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(output[:5], target)
+    loss = lambda output, target: F.cross_entropy(output[:5], target)  # noqa: E731
+    return FunctionalProblem(Problem(model, loss, batch, dtype=torch.float64, **options))
 
 
 def by_double_backward(one: Evaluation, names: list[str], along: list[Tensor]) -> Tensor:
@@ -139,7 +125,7 @@ class Cube(torch.autograd.Function):
 
 
 def test_a_function_written_in_python_goes_by_the_backward_pass() -> None:
-    problem = problem_of(nn.Sequential(nn.Linear(6, 8), Function(Cube.apply), nn.Linear(8, 3)))
+    problem = problem_of(nn.Sequential(nn.Linear(6, 8), Net(lambda _, x: Cube.apply(x)), nn.Linear(8, 3)))
     with problem.settings():
         (one,) = evaluate(problem)
         with pytest.raises(tangents.NoTangentError, match="CubeBackward"):
@@ -166,15 +152,9 @@ def test_the_hessian_of_a_cross_entropy_is_found_in_closed_form(
         flat = (output.flatten(0, -2), target.flatten()) if flatten else (output, target)
         return F.cross_entropy(*flat, label_smoothing=smoothing)
 
-    class Bias(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(shape[1:] if len(shape) > 2 else (1, shape[1])))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.weight
-
-    problem = FunctionalProblem(Problem(Bias(), loss, (torch.randn(shape), target), dtype=torch.float64))
+    weight = nn.Parameter(torch.randn(shape[1:] if len(shape) > 2 else (1, shape[1])))
+    model = Net(lambda net, x: x + net.weight, weight=weight)
+    problem = FunctionalProblem(Problem(model, loss, (torch.randn(shape), target), dtype=torch.float64))
     with problem.settings():
         (one,) = evaluate(problem)
         assert one.softmax is not None
@@ -190,9 +170,8 @@ def test_the_hessian_of_a_cross_entropy_is_found_in_closed_form(
 
 
 def test_another_loss_is_not_taken_for_a_cross_entropy() -> None:
-    problem = FunctionalProblem(
-        Problem(nn.Linear(6, 7), nn.MSELoss(), (torch.randn(5, 6), torch.randn(5, 7)))
-    )
+    batch = torch.randn(5, 6), torch.randn(5, 7)
+    problem = FunctionalProblem(Problem(nn.Linear(6, 7), nn.MSELoss(), batch))
     with problem.settings():
         (one,) = evaluate(problem)
         assert SoftmaxHessian.recognize(one.at_output) is None
@@ -206,56 +185,41 @@ COMPLEX: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-class Complex(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.a, self.b, self.function = nn.Linear(4, 5), nn.Linear(10, 3), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x)
-        z = self.function(torch.complex(h, h.roll(1, 1)))
-        return self.b(torch.cat([h + z.real, h + z.imag], 1))
-
-
 @pytest.mark.parametrize("name", COMPLEX)
 def test_complex_functions_are_measured_right_by_both_engines_and_curvatures(name: str) -> None:
+    def run(net: Any, x: Tensor) -> Tensor:
+        h = net.a(x)
+        z = COMPLEX[name](torch.complex(h, h.roll(1, 1)))
+        return net.b(torch.cat([h + z.real, h + z.imag], 1))
+
     torch.manual_seed(0)
-    model, data = Complex(COMPLEX[name]).double(), (torch.randn(8, 4).double(), torch.randint(3, (8,)))
+    model = Net(run, a=nn.Linear(4, 5), b=nn.Linear(10, 3)).double()
+    data = torch.randn(8, 4).double(), torch.randint(3, (8,))
     layers = {"a": ["a.weight"], "b": ["b.weight"]}
     for curvature, estimator in (("gauss-newton", "gram"), ("gauss-newton", "lanczos"), ("hessian", "auto")):
         truth = true_norms(Parts(model, F.cross_entropy, data), layers, curvature)
         for check in (True, False):
-            found = hessinit.measure(
-                hessinit.Problem(model, F.cross_entropy, data, check=check),
-                curvature=curvature,
-                estimator=estimator,
-            )
+            options = {"check": check, "curvature": curvature, "estimator": estimator}
+            found = measure(model, F.cross_entropy, data, **options)
             for layer, norm in truth.items():
                 assert found[layer].norm == pytest.approx(norm, rel=1e-3)
 
 
-class Recurrence(nn.Module):
-    """A diagonal linear recurrence with complex weights of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.last = nn.Linear(2, 6), nn.Linear(12, 3)
-        self.poles = nn.Parameter(torch.randn(6, dtype=torch.complex64) / 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inputs, state = self.inner(x), torch.zeros(6, dtype=self.poles.dtype)
-        for step in inputs.unbind(1):
-            state = self.poles * state + step
-        return self.last(torch.view_as_real(state).flatten(1))
+def linear_recurrence(net: Any, x: Tensor) -> Tensor:
+    """Diagonal, with complex weights of its own."""
+    inputs, state = net.inner(x), torch.zeros(6, dtype=net.poles.dtype)
+    for step in inputs.unbind(1):
+        state = net.poles * state + step
+    return net.last(torch.view_as_real(state).flatten(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_complex_activations_and_frozen_complex_weights_are_no_obstacle(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     data = torch.randn(8, 4, 2), torch.randint(3, (8,))
-    found = hessinit.measure(
-        hessinit.Problem(Recurrence(), F.cross_entropy, data, dtype=dtype), details="diagnostics"
-    )
+    poles = nn.Parameter(torch.randn(6, dtype=torch.complex64) / 3)
+    model = Net(linear_recurrence, inner=nn.Linear(2, 6), last=nn.Linear(12, 3), poles=poles)
+    found = measure(model, F.cross_entropy, data, dtype=dtype, details="diagnostics")
     assert found.converged
     assert found["inner"].diagnostics.activation_std > 0
 
@@ -285,7 +249,7 @@ def test_a_loss_that_is_nearly_a_cross_entropy_is_measured_right_for_many_logits
         model[2].weight.add_(6)  # the words share a component
     data = torch.randn(8, 4).double(), torch.randint(WORDS, (8,))
     data[0][0] *= 300
-    found = hessinit.measure(hessinit.Problem(model, NEARLY[name], data, layers="0"))["0"]
+    found = measure(model, NEARLY[name], data, layers="0")["0"]
     truth = true_norms(Parts(model, NEARLY[name], data), {"0": ["0.weight"]}, "gauss-newton")["0"]
     assert found.converged
     assert found.norm == pytest.approx(truth, abs=found.error + 1e-9 * truth)

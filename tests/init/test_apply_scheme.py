@@ -149,9 +149,8 @@ def test_frozen_sparse_unwritable_and_changed_weights_are_unchanged_with_a_reaso
     assert [layer.unchanged for layer in plan] == ["frozen", ""]
     assert same(before[:2], weights(model)[:2])
     sparse = nn.Parameter(torch.eye(8).to_sparse())
-    model = nn.Sequential(
-        Net(lambda net, x: torch.sparse.mm(net.matrix, x.T).T, matrix=sparse), nn.Linear(8, 3)
-    )
+    first = Net(lambda net, x: torch.sparse.mm(net.matrix, x.T).T, matrix=sparse)
+    model = nn.Sequential(first, nn.Linear(8, 3))
     plan = apply_scheme_(model, "he", generator=seeded())
     assert [plan[name].unchanged for name in ("0.matrix", "1")] == ["a sparse tensor", ""]
     weight = nn.Parameter(torch.eye(4))
@@ -271,9 +270,6 @@ def test_threads_and_inference_mode_disturb_nothing() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-# --- Refusals ---
-
-
 def bare() -> Net:
     parts = {"soft": nn.Softmax(dim=-1), "one": nn.Linear(4, 4), "two": nn.Linear(4, 2)}
     return Net(lambda net, x: net.two(net.soft(net.one(x))), **parts)
@@ -286,11 +282,7 @@ def branching() -> Net:
 REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("scheme='orthognal' is unknown.*Did you mean 'orthogonal'", small, "orthognal", {}),
     ("scheme='kaiming_normal_' is unknown.*mean 'he'", small, "kaiming_normal_", {}),
-    ("distribution='gauss' is unknown", small, "he", {"distribution": "gauss"}),
     ("distribution='uniform' has no meaning for", small, "orthogonal", {"distribution": "uniform"}),
-    ("residual='scale' is unknown.*Did you mean 'scaled'", small, "he", {"residual": "scale"}),
-    ("biases='zeros' is unknown.*Did you mean 'zero'", small, "he", {"biases": "zeros"}),
-    ("generator=3 must be a torch.Generator", small, "he", {"generator": 3}),
     ("model is a type.*instance, not the class", lambda: nn.Linear, "he", {}),
     ("scheme='lsuv' measures.*pass sample=", small, "lsuv", {}),
     ("pass sample=", branching, "he", {}),
@@ -298,9 +290,7 @@ REFUSED: list[tuple[str, Any, str, dict[str, Any]]] = [
     (r"softmax before two is not elementwise.*gains={'two': 1.0}.*lsuv", bare, "he", {}),
     (r"gains names 'fc9', which fits no weight", small, "he", {"gains": {"fc9": 1.0}}),
     (r"gains\['3'\]=-1 must be a finite number above 0", small, "he", {"gains": {"3": -1}}),
-    ("gains is a list; it must map names", small, "he", {"gains": [1.0]}),
     ("gains has no meaning for scheme='lecun'", small, "lecun", {"gains": {"3": 1.0}}),
-    ("dropout='no' must be True or False", small, "he", {"dropout": "no"}),
     ("layers='0.bias' names no weight of two", small, "he", {"layers": "0.bias"}),
     ("the model failed on inputs of shape .2, 5.", small, "he", {"sample": torch.ones(2, 5)}),
     ("a dropout of p = 1 stands next to 1", lambda: nn.Sequential(nn.Dropout(1), nn.Linear(3, 3)), "he", {}),
@@ -316,25 +306,19 @@ def test_bad_input_is_refused(message: str, build: Any, scheme: str, options: di
         apply_scheme_(build(), scheme, **options)
 
 
-class Joined(nn.Module):
+def joined(function: Any) -> Net:
     """Two branches, concatenated; the first is worked on by `function`."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.one, self.two, self.out = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(12, 3)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.cat([self.function(self.one(x)), self.two(x)], 1))
+    parts = {"one": nn.Linear(4, 6), "two": nn.Linear(4, 6), "out": nn.Linear(12, 3), "function": function}
+    return Net(lambda net, x: net.out(torch.cat([net.function(net.one(x)), net.two(x)], 1)), **parts)
 
 
 def test_a_dropout_of_one_is_blamed_only_where_nothing_passes() -> None:
     # Of the 12 inputs only the 6 of the second branch hold something.
-    closed = apply_scheme_(Joined(nn.Dropout(1.0)), "he", sample=torch.randn(8, 4))
+    closed = apply_scheme_(joined(nn.Dropout(1.0)), "he", sample=torch.randn(8, 4))
     assert closed["out"].std[0] ** 2 == pytest.approx(1 / 6)
     # 1/z has no second moment; no dropout is to blame.
     with pytest.raises(ProblemError, match="reciprocal before out is not elementwise, or not finite"):
-        apply_scheme_(Joined(torch.reciprocal), "he", sample=torch.randn(8, 4))
+        apply_scheme_(joined(torch.reciprocal), "he", sample=torch.randn(8, 4))
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")

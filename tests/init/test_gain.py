@@ -203,8 +203,6 @@ REFUSED = {
     "meta": (nn.PReLU(device="meta"), r"PReLU\(num_parameters=1\) has no gain: its slopes are not finite"),
     "nan slopes": (nn.PReLU(init=math.nan), "its slopes are not finite"),
     "typo": ("rleu", "activation='rleu' is unknown; choose from 'celu'.*Did you mean 'relu'?"),
-    "number": (3, "activation=3 is no activation; pass a module, a function of tensors, or a name"),
-    "class": (int, "activation=<class 'int'> is no activation"),
     "arguments": (nn.Threshold, "Threshold cannot be built without arguments .*Pass an instance"),
 }
 

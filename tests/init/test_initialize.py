@@ -16,22 +16,19 @@ from networks import LOSS, cnn, digits, lstm, mlp, normalized, residual, state, 
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from calls import call
+from calls import call, measure
 from dense import dense_curvature, ends
 from hessinit import Fit, Problem
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.options import KAPPA, SCALING
-from hessinit.measurement.measure import measure
 from hessinit.training.advise import advise
 from hessinit.training.initialize import initialize_
-from tiny import Net, inputs, labels, raise_from
+from tiny import Net, inputs, labels
 from zoo.snapshot import differences, snapshot
 
 sweep = pytest.mark.sweep
 
-
-# --- rule="network" ---
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Any]]] = {
     "relu 3": (lambda: mlp(3), LOSS, digits),
@@ -54,9 +51,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, Callable[[], Any]]] = {
 def check_norm(model: nn.Module, loss: Any, batch: Any, result: Any, target: float) -> None:
     """Measured again, tightly and in double precision, by the verb that the search does not use."""
     assert result.converged, result.reason
-    again = measure(
-        Problem(model, loss, batch, dtype=torch.float64, dropout="freeze", seed=9), tolerance=1e-5
-    ).network
+    again = measure(model, loss, batch, dtype=torch.float64, dropout="freeze", seed=9, tolerance=1e-5).network
     assert again.norm == pytest.approx(target, rel=0.051)
     assert result.after.network.norm == pytest.approx(again.norm, rel=6e-3)
 
@@ -101,29 +96,19 @@ def test_what_is_scaled_depends_on_the_network() -> None:
     assert factors[0] > factors[1] > factors[2]  # flatter for larger rates
 
 
-class TwoHeads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh())
-        self.first, self.second = nn.Linear(32, 4), nn.Linear(32, 6)
-
-    def forward(self, images: Tensor) -> Tensor:
-        state = self.body(images)
-        return torch.cat([self.first(state), self.second(state)], 1)
-
-
 def test_both_of_two_heads_are_scaled() -> None:
     torch.manual_seed(0)
-    result = initialize_(TwoHeads(), LOSS, digits(), target=9.0, fit=Fit(scaling="last"))
+    parts = {"body": nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh())}
+    parts |= {"first": nn.Linear(32, 4), "second": nn.Linear(32, 6)}
+    model = Net(lambda net, x: torch.cat([net.first(state := net.body(x)), net.second(state)], 1), **parts)
+    result = initialize_(model, LOSS, digits(), target=9.0, fit=Fit(scaling="last"))
     assert [name for name, scale in result.scales.items() if scale != 1] == ["first", "second"]
 
 
 def test_by_a_rate_networks_without_scale_free_weights_or_of_tokens_are_not_sharpened() -> None:
-    for model, loss, batch, kappa, why in (
-        (transformer(False), text_loss, text(), KAPPA.normalized, "normalized"),
-        (lstm(), text_loss, text(), KAPPA.plain, "tokens"),
-    ):
-        result = initialize_(model, loss, batch, lr=1e-3)  # without a warning: nothing is wrong with it
+    normalized = transformer(False), KAPPA.normalized, "normalized"
+    for model, kappa, why in (normalized, (lstm(), KAPPA.plain, "tokens")):
+        result = initialize_(model, text_loss, text(), lr=1e-3)  # without a warning: nothing is wrong with it
         assert (result.scaling, result.kappa, result.converged) == ("none", kappa, False)
         assert why in result.reason
         assert set(result.scales.values()) == {1.0}
@@ -189,18 +174,14 @@ def test_weights_that_overflow_or_saturate_are_brought_back() -> None:
     assert "not finite" in " ".join(result.notes)
     assert result.converged, result.reason
     assert all(scale < 0.1 for scale in result.scales.values())
-    with pytest.warns(
-        ConvergenceWarning, match="the old weights survive at no rate; these survive at lr = 0"
-    ):
-        result = initialize_(
-            multiply_(residual(30), 25), LOSS, digits(), lr=1.0, fit=Fit(scheme="keep", biases="zero")
-        )
+    model = multiply_(residual(30), 25)
+    with pytest.warns(ConvergenceWarning, match="old weights survive at no rate; these survive at lr = 0"):
+        result = initialize_(model, LOSS, digits(), lr=1.0, fit=Fit(scheme="keep", biases="zero"))
     assert 0.001 < result.lr < 1
     model = mlp(4)  # from beyond the top of λ the way leads down to the smallest root, not up into saturation
     initialize_(model, LOSS, digits(), target=3.0)
-    result = initialize_(
-        multiply_(model, 8), LOSS, digits(), target=3.0, fit=Fit(scheme="keep", scaling="all")
-    )
+    multiply_(model, 8)
+    result = initialize_(model, LOSS, digits(), target=3.0, fit=Fit(scheme="keep", scaling="all"))
     assert result.converged, result.reason
     assert list(result.scales.values()) == pytest.approx([1 / 8] * 4, rel=0.02)
 
@@ -211,9 +192,8 @@ def test_a_target_beyond_saturation_is_capped_and_said() -> None:
     with pytest.raises(ConvergenceError, match="saturate"):
         initialize_(model, LOSS, digits(), lr=1e-4, fit=Fit(scaling="last", strict=True))
     assert state(model) == before
-    assert (
-        initialize_(mlp(3, nn.Tanh), LOSS, digits(), lr=1e-4, fit=Fit(strict=True)).scaling == "small-output"
-    )
+    result = initialize_(mlp(3, nn.Tanh), LOSS, digits(), lr=1e-4, fit=Fit(strict=True))
+    assert result.scaling == "small-output"
     with pytest.warns(ConvergenceWarning, match="saturate|rises no further"):
         result = initialize_(model, LOSS, digits(), lr=1e-4, fit=Fit(scaling="last"))
     assert not result.converged
@@ -247,14 +227,10 @@ def test_several_batches_count_together() -> None:
     check_norm(model, LOSS, (images, targets), result, 3.0)
 
 
-# --- rule="layers" ---
-
 SCHEMES = ["he", "glorot", "lecun", "orthogonal", "lsuv", "forward", "backward", "compromise"]
 LAYER_CASES: list[Any] = list(itertools.product((mlp, cnn), (3, 10), (0.1, 1.0), SCHEMES))
 LAYER_CASES += [(mlp, 30, 1.0, "he"), (mlp, 30, 10.0, "lsuv"), (cnn, 30, 1.0, "lecun")]
-LAYER_CASES = [
-    case if at % 8 == 0 else pytest.param(*case, marks=sweep) for at, case in enumerate(LAYER_CASES)
-]
+LAYER_CASES = [one if at % 8 == 0 else pytest.param(*one, marks=sweep) for at, one in enumerate(LAYER_CASES)]
 
 
 @pytest.mark.parametrize(("build", "depth", "target", "scheme"), LAYER_CASES)
@@ -263,7 +239,7 @@ def test_every_layer_meets_the_target(build: Any, depth: int, target: float, sch
     result = initialize_(model, LOSS, batch, target=target, fit=Fit(rule="layers", scheme=scheme))
     assert result.converged, result.reason
     assert len(result.measurements) <= 6
-    again = measure(Problem(model, LOSS, batch, dtype=torch.float64, seed=5), tolerance=1e-4, network=False)
+    again = measure(model, LOSS, batch, dtype=torch.float64, seed=5, tolerance=1e-4, network=False)
     assert len(again) == len(result.scales)
     for layer in again:
         assert layer.norm == pytest.approx(target, rel=0.05)
@@ -298,9 +274,6 @@ def test_weights_before_a_norm_move_the_other_way() -> None:
     assert [row.norm for row in result.after][:3] == pytest.approx([0.3] * 3, rel=0.05)
 
 
-# --- In place, all or nothing, nothing else touched ---
-
-
 @pytest.mark.parametrize("rule", ["network", "layers"])
 def test_undo_and_dry_run_bit_for_bit(rule: str) -> None:
     model = mlp(4, nn.GELU)
@@ -313,20 +286,6 @@ def test_undo_and_dry_run_bit_for_bit(rule: str) -> None:
     assert state(model) != before
     assert (planned.applied, result.applied, result.scales) == (False, True, planned.scales)
     result.undo()
-    assert state(model) == before
-
-
-@pytest.mark.parametrize("moment", [2, 4, 12, 22])
-def test_whatever_is_raised_the_model_is_as_found(moment: int) -> None:
-    model = mlp(4, nn.Tanh)
-    before, count = state(model), raise_from(moment, KeyboardInterrupt("stopped"))
-
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        count()
-        return LOSS(output, target)
-
-    with pytest.raises(KeyboardInterrupt, match="stopped"):
-        initialize_(model, loss, digits(), lr=1.0)
     assert state(model) == before
 
 
@@ -366,22 +325,15 @@ def test_frozen_weights_biases_and_layers_left_out_stay() -> None:
     result = initialize_(Problem(model, LOSS, digits(), layers=["3", "7"]), target=1.0)
     assert state(model[1]) == kept
     assert set(result.scales) == {"3", "7"}
-    assert measure(Problem(model, LOSS, digits(), layers=["3", "7"])).network.norm == pytest.approx(
-        1.0, rel=0.05
-    )
+    assert measure(model, LOSS, digits(), layers=["3", "7"]).network.norm == pytest.approx(1.0, rel=0.05)
 
 
-class Lora(nn.Module):
-    """A frozen layer and a product of two thin matrices, the second one zero."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(16, 16).requires_grad_(False)
-        self.down, self.up = nn.Linear(16, 2, bias=False), nn.Linear(2, 16, bias=False)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.layer(x) + self.up(self.down(x)))
+def adapted() -> Net:
+    """As with LoRA: a frozen layer and a product of two thin matrices, the second one zero."""
+    parts = {"layer": nn.Linear(16, 16).requires_grad_(False)}
+    parts |= {"down": nn.Linear(16, 2, bias=False), "up": nn.Linear(2, 16, bias=False)}
+    nn.init.zeros_(parts["up"].weight)
+    return Net(lambda net, x: torch.relu(net.layer(x) + net.up(net.down(x))), **parts)
 
 
 def trained_before(kind: str) -> tuple[nn.Module, Tensor]:
@@ -395,7 +347,7 @@ def trained_before(kind: str) -> tuple[nn.Module, Tensor]:
     if kind == "parametrized":
         first = parametrizations.weight_norm(nn.Linear(16, 4)).requires_grad_(False)
         return nn.Sequential(first, nn.ReLU(), nn.Linear(4, 3)), inputs(8, 16)
-    return nn.Sequential(Lora(), nn.Linear(16, 3)), inputs(8, 16)
+    return nn.Sequential(adapted(), nn.Linear(16, 3)), inputs(8, 16)
 
 
 @pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
@@ -404,12 +356,8 @@ def test_what_was_trained_before_is_drawn_anew_only_where_that_is_asked_for(kind
     model, data = trained_before(kind)
     named = "0.layer" if kind == "lora" else "0"
     before, batch, last = state(model), (data, labels(8)), model[-1]
-    for options in (
-        {"lr": 0.1},
-        {"lr": "auto"},
-        {"target": 1.0, "scheme": "keep"},
-        {"lr": 0.1, "dry_run": True},
-    ):
+    asked = {"lr": 0.1}, {"lr": "auto"}, {"target": 1.0, "scheme": "keep"}, {"lr": 0.1, "dry_run": True}
+    for options in asked:
         with pytest.raises(ProblemError, match=rf"has frozen weights \({named}.* pass overwrite=True"):
             call(initialize_, model, LOSS, batch, **options)
     assert state(model) == before
@@ -418,8 +366,6 @@ def test_what_was_trained_before_is_drawn_anew_only_where_that_is_asked_for(kind
     initialize_(model, LOSS, batch, target=1.0, overwrite=True)
     assert not torch.equal(last.weight, old)
     assert all(torch.equal(model.get_parameter(name), one) for name, one in frozen.items())
-    with pytest.raises(ProblemError, match="overwrite='yes' must be True or False"):
-        initialize_(model, LOSS, batch, overwrite="yes")
 
 
 @pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
@@ -427,12 +373,8 @@ def test_zeros_beside_trained_weights_stay_zero_unless_they_are_named() -> None:
     model, data = trained_before("lora")
     lora, batch = model[0], (data, labels(8))
     old = lora.down.weight.detach().clone()
-    pairs = [batch] * 3
-    for options in (
-        {"lr": 0.1},
-        {"lr": 0.1, "data": pairs, "trial_steps": 3},
-        {"lr": 1e-3, "optimizer": "adam"},
-    ):
+    race = {"data": [batch] * 3, "trial_steps": 3}
+    for options in ({"lr": 0.1}, {"lr": 0.1, **race}, {"lr": 1e-3, "optimizer": "adam"}):
         call(initialize_, model, LOSS, batch, overwrite=True, **options)
         assert not lora.up.weight.any()
     assert not torch.equal(lora.down.weight, old)
@@ -489,9 +431,7 @@ def test_empty_weights_half_precision_and_active_dropout() -> None:
     assert result.converged, result.reason
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10))
     assert initialize_(model, LOSS, digits(), target=2.0).converged
-    assert measure(Problem(model, LOSS, digits(), dropout="freeze")).network.norm == pytest.approx(
-        2.0, rel=0.05
-    )
+    assert measure(model, LOSS, digits(), dropout="freeze").network.norm == pytest.approx(2.0, rel=0.05)
     with pytest.raises(ProblemError, match="active .train mode."):
         initialize_(Problem(model, LOSS, digits(), dropout="refuse"))
 
@@ -519,9 +459,6 @@ def test_saved_weights_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
-# --- Never worse than found ---
-
-
 def gated() -> Net:
     torch.manual_seed(0)
     parts = {"first": nn.Linear(6, 16), "gate": nn.Parameter(torch.tensor(1e-4)), "head": nn.Linear(16, 3)}
@@ -547,9 +484,8 @@ def test_a_result_is_never_twice_as_far_from_the_target_as_what_was_found(seed: 
     depth, width = 2 + seed % 4, (8, 16, 32)[seed % 3]
     layers = [part for _ in range(depth) for part in (nn.Linear(width, width), nn.GELU())]
     model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), *layers, nn.Linear(width, 3))
-    result = initialize_(
-        Problem(model, LOSS, (inputs(16, 6), labels(16)), seed=seed), lr=10.0 ** (seed % 5 - 3)
-    )
+    problem = Problem(model, LOSS, (inputs(16, 6), labels(16)), seed=seed)
+    result = initialize_(problem, lr=10.0 ** (seed % 5 - 3))
     before, after = (abs(math.log(one.network.norm / result.target)) for one in (result.before, result.after))
     assert result.converged or result.scaling == "none" or after <= 2 * before
 
@@ -568,9 +504,6 @@ def test_a_loss_that_explodes_puts_the_weights_back(constant: float) -> None:
         call(initialize_, model, loss, data, **options)
     assert state(model) == before
     assert call(initialize_, model, loss, data, **options, max_sharpening=math.inf).converged
-
-
-# --- Forwards that differentiate ---
 
 
 @pytest.mark.parametrize("scheme", ["auto", "orthogonal", "keep"])
@@ -597,31 +530,17 @@ def test_a_forward_that_differentiates_by_its_weights_is_told_the_way_out_and_it
     torch.manual_seed(0)
     model, data = Net(meta, first=nn.Linear(4, 5), last=nn.Linear(5, 3)), (inputs(8, 4), labels(8))
     for scheme in ("auto", "he"):
-        with pytest.raises(ProblemError, match='differentiates by its own weights.*scheme=.keep'):
+        with pytest.raises(ProblemError, match="differentiates by its own weights.*scheme=.keep"):
             initialize_(model, LOSS, data, lr=0.1, fit=Fit(scheme=scheme))
     assert initialize_(model, LOSS, data, target=0.3, fit=Fit(scheme="keep")).converged
 
 
-# --- Bad input ---
-
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"lr": 0.1, "target": 2.0}, r"lr=0.1 and target=2.0 both set the norm .* pass one of them"),
-    ({"lr": 0.0}, "lr=0.0 must be a finite number above 0"),
-    ({"target": -1}, "target=-1 must be a finite number above 0"),
     ({"rule": "layer"}, "rule='layer' is unknown; .* Did you mean 'layers'"),
     ({"scheme": "kaiming"}, "scheme='kaiming' is unknown; .* Did you mean 'he'"),
-    ({"scaling": "gain"}, "scaling='gain' is unknown; choose from 'auto', 'all', 'last'"),
     ({"scaling": "last", "rule": "layers"}, "scaling='last' has no meaning for rule='layers'"),
     ({"rule": "layers", "lr": 0.1, "optimizer": "adam"}, "rule='layers' with optimizer='adam'.*pass target="),
-    ({"momentum": 1.0}, "momentum=1.0 must be a number from 0"),
-    ({"curvature": "both"}, "curvature='both' is unknown"),
-    ({"residual": "scale"}, "residual='scale' is unknown; .* Did you mean 'scaled'"),
-    ({"tolerance": 0}, "tolerance=0 must be a relative error"),
-    ({"max_measurements": 0}, "max_measurements=0 must be a whole number, 1 or more"),
-    ({"max_sharpening": 0.5}, "max_sharpening=0.5 must be 1 or more"),
-    ({"seed": -1}, "seed=-1 must be a whole number"),
-    ({"dry_run": 1}, "dry_run=1 must be True or False"),
-    ({"layers": "fc9"}, "layers='fc9' fits no parameter"),
     ({"layers": "1.bias"}, "no weight of two or more dimensions can be set"),
 ]
 
@@ -640,10 +559,8 @@ def test_models_and_losses_that_cannot_be_initialized_are_refused() -> None:
         initialize_(mlp(3).requires_grad_(False), LOSS, digits())
     linear = nn.Sequential(*mlp(3), nn.LogSoftmax(1))
     broken = Net(lambda net, x: net.inner(x) + torch.log(torch.zeros(())), inner=mlp(3))
-    for model, loss, message in (
-        (linear, nn.NLLLoss(), "move log_softmax into the loss"),
-        (broken, LOSS, "NaN or inf"),
-    ):
+    refused = (linear, nn.NLLLoss(), "move log_softmax into the loss"), (broken, LOSS, "NaN or inf")
+    for model, loss, message in refused:
         before = state(model)
         with pytest.raises(ProblemError, match=message):
             initialize_(model, loss, digits())

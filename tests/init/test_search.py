@@ -46,9 +46,7 @@ def test_of_two_roots_the_smaller_one() -> None:
         (lambda t: -math.inf, math.inf, "no curvature", 0, 0),
     ],
 )
-def test_ceilings_floors_and_tops_are_said(
-    curve: object, ceiling: float, reason: str, least: float, most: float
-) -> None:
+def test_ceilings_floors_and_tops_are_said(curve, ceiling, reason, least, most) -> None:
     found = search(curve, ceiling=ceiling).run()
     assert (reason in found.reason) if reason else not found.reason
     assert least <= found.t <= most

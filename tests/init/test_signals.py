@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import Any
 
 import pytest
 import torch
@@ -122,9 +123,7 @@ def test_twenty_layers_with_dropout_keep_the_variance(dropout: float, activation
 
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3)])
-def test_every_gate_and_every_part_of_a_fused_projection_has_its_own_fans(
-    kind: type[nn.RNNBase], gates: int
-) -> None:
+def test_every_gate_and_part_of_a_fused_projection_has_its_own_fans(kind: Any, gates: int) -> None:
     layer = kind(300, 200)
     apply_scheme_(layer, "glorot", sample=torch.randn(5, 2, 300), generator=seeded(0))
     for weight, fan_in in ((layer.weight_ih_l0, 300), (layer.weight_hh_l0, 200)):
@@ -175,9 +174,6 @@ def test_a_scaled_residual_network_keeps_its_stream_bounded() -> None:
     assert any("20 residual branches" in note for note in plan.notes)
 
 
-# --- Variance correction: examples drift apart in deep networks of GELU and SiLU ---
-
-
 def end_variances(activation: type[nn.Module], dropout: float, *, corrected: bool) -> list[float]:
     found = []
     for seed in range(4):
@@ -196,8 +192,8 @@ def end_variances(activation: type[nn.Module], dropout: float, *, corrected: boo
         *(pytest.param(*one, marks=sweep) for one in ((nn.GELU, 0.8, 2.5), (nn.SiLU, 0.4, 5))),
     ],
 )
-def test_the_mean_variance_stays_near_one_where_a_gain_alone_lets_it_grow(
-    activation: type[nn.Module], dropout: float, plain: float
+def test_variances_stay_where_a_gain_alone_lets_them_grow(
+    activation: Any, dropout: float, plain: float
 ) -> None:
     assert statistics.median(end_variances(activation, dropout, corrected=False)) > plain
     assert 0.4 < statistics.median(end_variances(activation, dropout, corrected=True)) < 2.5
@@ -219,9 +215,6 @@ def test_the_factor_is_its_own_column_beside_the_true_gain() -> None:
     assert last.gain == pytest.approx(1.6765, abs=1e-4)
     assert 0.8 < last.variance_correction < 0.95
     assert last.std[0] == pytest.approx(last.gain * last.dropout_factor * last.variance_correction / 16)
-
-
-# --- Pre-activations of deep chains ---
 
 
 def stds(model: nn.Module) -> dict[str, float]:

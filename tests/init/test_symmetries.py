@@ -23,8 +23,6 @@ BATCH = inputs(40, 6).double(), labels(40)
 IMAGES = inputs(48, 1, 8, 8).double(), labels(48)
 TEXT = text()
 
-# --- The truth ---
-
 
 def run(model: nn.Module, batch: Any) -> Tensor:
     """The output, with one mask of the dropout."""
@@ -86,16 +84,9 @@ def weights_of(model: nn.Module) -> list[str]:
     return [name for name, one in model.named_parameters() if one.ndim > 1]
 
 
-# --- Networks ---
-
-
-class RMS(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale, self.eps = nn.Parameter(torch.ones(width)), 1e-6
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.scale
+def rms(width: int) -> Net:
+    run = lambda net, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + net.eps) * net.scale  # noqa: E731
+    return Net(run, scale=nn.Parameter(torch.ones(width)), eps=1e-6)
 
 
 def chain(norm: Callable[[int], nn.Module], bias: bool = False) -> nn.Sequential:
@@ -125,9 +116,8 @@ def block(inner: int, outer: int) -> Net:
 
 def resnet() -> nn.Sequential:
     stem = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()
-    return nn.Sequential(
-        *stem, block(4, 4), block(4, 6), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
-    )
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
+    return nn.Sequential(*stem, block(4, 4), block(4, 6), *head)
 
 
 def attention() -> Net:
@@ -145,9 +135,8 @@ def attention() -> Net:
 
 
 def weight_normed() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(6, 8), nn.ReLU(), parametrizations.weight_norm(nn.Linear(8, 8)), nn.Tanh(), nn.Linear(8, 3)
-    )
+    inner = parametrizations.weight_norm(nn.Linear(8, 8))
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), inner, nn.Tanh(), nn.Linear(8, 3))
 
 
 def reshaped() -> nn.Sequential:
@@ -156,23 +145,19 @@ def reshaped() -> nn.Sequential:
 
 
 def in_a_row() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)
-    )
+    inner = nn.ReLU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU()
+    return nn.Sequential(nn.Linear(6, 8), *inner, nn.Linear(8, 3))
 
 
 def with_bias(norm: Callable[[int], nn.Module]) -> nn.Sequential:
     return chain(norm, bias=True)
 
 
-STREAM = [
-    "embed",
-    *(f"body.0.layers.{at}.{part}" for at in (0, 1) for part in ("self_attn.out_proj", "linear2")),
-]
+CLOSING = ("self_attn.out_proj", "linear2")
+STREAM = ["embed", *(f"body.0.layers.{at}.{part}" for at in (0, 1) for part in CLOSING)]
 DROPPED = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Dropout(0.3), nn.Linear(8, 3))
-RESIDUAL = nn.Sequential(
-    nn.Linear(6, 8, bias=False), branch(8, norm=True), branch(8, norm=True), nn.LayerNorm(8)
-)
+BRANCHES = branch(8, norm=True), branch(8, norm=True)
+RESIDUAL = nn.Sequential(nn.Linear(6, 8, bias=False), *BRANCHES, nn.LayerNorm(8))
 ALL_OF_RESNET = ["0", "3.first", "3.second", "4.first", "4.second", "4.short.0"]
 
 # The batch, the groups of scale-free weights, and the dimension of the whole space, found and true.
@@ -188,7 +173,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any, list[list[str]], int]] =
     "layer norm": (lambda: with_bias(nn.LayerNorm), BATCH, [["0"]], 2),
     "two weights before a norm": (in_a_row, BATCH, [["0"], ["2"]], 3),
     "RMS norm": (lambda: with_bias(lambda width: nn.RMSNorm(width, eps=1e-6)), BATCH, [["0"]], 2),
-    "RMS norm by hand": (lambda: with_bias(RMS), BATCH, [["0"]], 2),
+    "RMS norm by hand": (lambda: with_bias(rms), BATCH, [["0"]], 2),
     "dropout": (lambda: DROPPED, BATCH, [["0"]], 2),
     "residual, pre-norm": (lambda: RESIDUAL, BATCH, [["0", "1.second", "2.second"]], 5),
     "residual, post-activation": (resnet, IMAGES, [[name] for name in ALL_OF_RESNET], 10),
@@ -256,16 +241,11 @@ def test_gains_go_against_the_weights_that_read_them() -> None:
     found, weights = find(model, IMAGES), weights_of(model)
     free = [f"{name}.weight" for name in ALL_OF_RESNET]
     (pair,) = found.against_gains(weights, free)  # the whole stream of the second stage, and the head
-    stream = ["norm2", "short.1"]
-    expected = {f"4.{name}.{part}": -1.0 for name in stream for part in ("weight", "bias")} | {
-        "7.weight": 1.0
-    }
-    assert pair == pytest.approx(expected)
+    expected = {f"4.{name}.{part}": -1.0 for name in ("norm2", "short.1") for part in ("weight", "bias")}
+    assert pair == pytest.approx(expected | {"7.weight": 1.0})
     assert moved(model, IMAGES, pair) < 1e-8
     assert moved(model, IMAGES, pair | {"4.short.1.bias": 0.0}) > 1e-2
 
-
-# --- What is no symmetry ---
 
 ODD: dict[str, Callable[[Tensor], Tensor]] = {
     "a constant in the denominator": lambda x: x / (x.std(-1, keepdim=True) + 1.0),
@@ -299,11 +279,9 @@ def test_what_is_found_never_moves_the_output(name: str) -> None:
     assert found.groups(weights_of(model), found.gains) == []
 
 
-def blocks(
-    model: nn.Module, layers: list[str] | None = None, batch: Any = BATCH
-) -> list[tuple[set[str], bool]]:
+def blocks(model: nn.Module, layers: list[str] | None = None) -> list[tuple[set[str], bool]]:
     """The blocks that `initialize_` scales, without the word weight, and if they keep the function."""
-    problem = FunctionalProblem(Problem(model, LOSS, batch, layers=layers, check=False))
+    problem = FunctionalProblem(Problem(model, LOSS, BATCH, layers=layers, check=False))
     names = [name for name in weights_of(model) if model.get_parameter(name).requires_grad]
     allowed = [name for name in names if layers is None or name.removesuffix(".weight") in layers]
     found = find_blocks(problem, allowed, biases_only=layers is not None)
@@ -345,9 +323,7 @@ def test_frozen_and_unnamed_parameters_and_those_not_seen_are_in_no_block() -> N
     assert blocks(model) == [({"0"}, True)]
     model[0].bias.requires_grad_(False)
     assert blocks(model) == []
-    unseen = Net(
-        lambda net, x: (net.other(x), net.body(x))[1], other=nn.Linear(6, 4), body=chain(nn.LayerNorm)
-    )
-    assert blocks(unseen.double()) == [({"body.0"}, True), ({"body.3"}, True)]
-    plain = Net(lambda net, x: (net.other(x), net.body(x))[1], other=nn.Linear(6, 4), body=nn.Linear(6, 3))
-    assert blocks(plain.double()) == []
+    both = [({"body.0"}, True), ({"body.3"}, True)]
+    for body, found in ((chain(nn.LayerNorm), both), (nn.Linear(6, 3), [])):
+        unseen = Net(lambda net, x: (net.other(x), net.body(x))[1], other=nn.Linear(6, 4), body=body)
+        assert blocks(unseen.double()) == found

@@ -58,12 +58,8 @@ def digits_module(package: Any, network: nn.Module, *, lr: float = 0.1, **settin
 
 def trainer_of(package: Any, folder: Any, *callbacks: Any, **settings: Any) -> Any:
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
-    return package.Trainer(
-        accelerator="cpu",
-        default_root_dir=folder,
-        callbacks=list(callbacks),
-        **{"logger": False, "enable_checkpointing": False, **quiet, **settings},
-    )
+    options = {"logger": False, "enable_checkpointing": False, **quiet, **settings}
+    return package.Trainer(accelerator="cpu", default_root_dir=folder, callbacks=list(callbacks), **options)
 
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:

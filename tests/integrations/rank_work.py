@@ -90,9 +90,8 @@ def fit_lightning() -> Callable[[], None]:
     def train(loss: Any) -> str:
         callback, digest = CurvatureCallback(loss, every=1, initialize=True), Digest()
         module = digits_module(lightning, make_network())
-        trainer = trainer_of(
-            lightning, ".", callback, digest, strategy="ddp", devices=2, max_steps=2, barebones=False
-        )
+        ranks = {"strategy": "ddp", "devices": 2}
+        trainer = trainer_of(lightning, ".", callback, digest, **ranks, max_steps=2, barebones=False)
         before = [weight.clone() for weight in module.parameters()]
         trainer.fit(module, loader())
         check_results(callback, before, module)

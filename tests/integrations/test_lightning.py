@@ -107,9 +107,8 @@ def test_the_initialization_is_for_the_optimizer_and_the_rate_that_a_schedule_wo
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     module.configure_optimizers, parameters = configure, list(module.parameters())
-    callback = CurvatureCallback(
-        LOSS, initialize=True, every=1, path=tmp_path / "run.jsonl", settings=TrackSettings(warn=False)
-    )
+    options = {"every": 1, "path": tmp_path / "run.jsonl", "settings": TrackSettings(warn=False)}
+    callback = CurvatureCallback(LOSS, initialize=True, **options)
     trainer_of(lightning, tmp_path, callback, max_steps=2).fit(module, loader())
     result, tracking = callback.initialization, callback.tracking
     assert result.lr == lr
@@ -168,9 +167,7 @@ def masked_network() -> nn.Module:
         (1, 0.0, masked_network, False),  # the training step has another mask
     ],
 )
-def test_a_training_step_with_another_loss_is_noted(
-    times: float, more: float, make: Any, is_noted: bool, tmp_path: Path
-) -> None:
+def test_a_training_step_with_another_loss_is_noted(times, more, make, is_noted, tmp_path: Path) -> None:
     torch.manual_seed(1)
     module = digits_module(lightning, make())
     module.training_step = lambda batch, batch_idx: times * LOSS(module(batch[0]), batch[1]) + more
@@ -185,9 +182,9 @@ def test_a_training_step_with_another_loss_is_noted(
 def test_several_optimizers_leave_the_sharpness_without_a_rate(tmp_path: Path) -> None:
     module = digits_module(lightning, plain_network())
     module.automatic_optimization = False
-    module.configure_optimizers = lambda: [
-        torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (module.network[0], module.network[2])
-    ]
+    layers = module.network[0], module.network[2]
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
+    module.configure_optimizers = lambda: optimizers
 
     def training_step(batch: Any, batch_idx: int) -> Any:
         loss = LOSS(module(batch[0]), batch[1])
@@ -228,14 +225,8 @@ def test_the_batch_may_be_given_or_made_from_the_first_one_or_be_that_of_a_probl
 def test_a_problem_chooses_the_layers_and_a_function_the_initialization(tmp_path: Path) -> None:
     def draw(problem: hessinit.Problem) -> hessinit.Initialization:
         assert problem.layers == ("network.2",)
-        return call(
-            hessinit.initialize_,
-            problem.model,
-            problem.loss,
-            problem.batch,
-            target=0.1,
-            layers=problem.layers,
-        )
+        parts = problem.model, problem.loss, problem.batch
+        return call(hessinit.initialize_, *parts, target=0.1, layers=problem.layers)
 
     torch.manual_seed(0)
     module = digits_module(lightning, plain_network())
@@ -261,14 +252,10 @@ def test_a_problem_chooses_the_layers_and_a_function_the_initialization(tmp_path
         ({"batch": digits(8)[0]}, "batch is a Tensor"),
     ],
 )
-def test_a_wrong_option_is_refused_before_the_first_step(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_wrong_option_is_refused_before_the_first_step(options: Any, message: str, tmp_path: Path) -> None:
     def fit() -> None:
-        callback, module = (
-            CurvatureCallback(**{"loss": LOSS, **options}),
-            digits_module(lightning, plain_network()),
-        )
+        callback = CurvatureCallback(**{"loss": LOSS, **options})
+        module = digits_module(lightning, plain_network())
         trainer_of(lightning, tmp_path, callback, max_steps=1).fit(module, loader())
 
     with pytest.raises((hessinit.ProblemError, TypeError), match=message):
@@ -284,9 +271,8 @@ def test_the_optimizer_that_a_module_hands_out_is_read_by_every_verb() -> None:
     assert (advice.optimizer, advice.lr) == ("SGD(momentum=0.9)", 1e9)
     with pytest.raises(AssertionError, match=r"lr=1e\+09 is .* times the stability limit"):
         hessinit.assert_sound(network, LOSS, batch, optimizer=optimizer)
-    assert hessinit.track(
-        network, LOSS, batch, optimizer=optimizer, path=None, settings=TrackSettings(warn=False)
-    ).tracking.optimizer
+    tracker = call(hessinit.track, network, LOSS, batch, optimizer=optimizer, path=None, warn=False)
+    assert tracker.tracking.optimizer
 
 
 def test_what_a_strategy_shards_is_refused() -> None:

@@ -19,7 +19,6 @@ import hessinit
 from calls import call
 from dense import DenseCurvature, dense_curvature, ends
 from hessinit.integrations.logits import logits_problem
-from integrations.timm_style import image_network, images_and_labels
 from integrations.tiny_transformers import NAMES, model_and_batch
 from tiny import Net
 
@@ -111,10 +110,8 @@ def test_question_answering_is_refused_and_what_the_refusal_says_gives_dense_tru
 
 
 def test_a_decoder_that_makes_no_inputs_of_labels_is_refused() -> None:
-    model, batch = (
-        Net(lambda net, input_ids: input_ids, head=nn.Linear(2, 2)),
-        {"input_ids": torch.ones(3, 5).long()},
-    )
+    model = Net(lambda net, input_ids: input_ids, head=nn.Linear(2, 2))
+    batch = {"input_ids": torch.ones(3, 5).long()}
     with pytest.raises(hessinit.ProblemError, match="the batch has no 'decoder_input_ids'.*Add them"):
         logits_problem(model, {**batch, "labels": batch["input_ids"]}, task="seq2seq-lm")
 
@@ -206,7 +203,17 @@ def test_initialize_and_advise_take_it_too_and_it_pickles() -> None:
     assert pickle.loads(pickle.dumps(problem)).forward == problem.forward
 
 
-# timm's convention: images in, logits out.
+def image_network() -> Net:
+    """As of timm: images in, logits out."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        block = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+        parts = {"stem": nn.Conv2d(1, 4, 3, padding=1), "block": block, "fc": nn.Linear(4, 3)}
+    return Net(lambda m, x: m.fc((m.stem(x).relu() + m.block(m.stem(x).relu())).mean((2, 3))), **parts)
+
+
+def images_and_labels() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, 1, 4, 4, generator=torch.Generator().manual_seed(2)), torch.arange(6) % 3
 
 
 @pytest.mark.parametrize("form", ["pair", "list", "dict", "dict by name"])
@@ -220,9 +227,6 @@ def test_images_and_labels_come_as_a_pair_or_by_any_name(form: str) -> None:
     }[form]
     expected = nn.functional.cross_entropy(model(images), labels)
     assert value_of(logits_problem(model, batch)).item() == expected.item()
-
-
-# What it refuses, and the way out.
 
 
 def refusals() -> dict[str, tuple[Any, str]]:
@@ -240,7 +244,7 @@ def refusals() -> dict[str, tuple[Any, str]]:
         "a tensor": ((image_network(), images), "batch is a Tensor; it must be a dict of tensors"),
         "nothing": ((image_network(), []), "empty iterable"),
         "odd batches": ((image_network(), [images] * 3), "a batch is a Tensor; it must be"),
-        "soft labels": ((image_network(), floats), "neither the name ImageNetwork nor the labels"),
+        "soft labels": ((image_network(), floats), "neither the name Net nor the labels"),
         "bare": ((image_network(), {"x": images}), "If it is one of 'causal-lm', .* pass task="),
         "a task": ((image_network(), (images, labels), "casual-lm"), "Did you mean 'causal-lm'"),
         "a count": ((gpt, {**bare, "num_items_in_batch": 5}), "own loss of this batch is"),

@@ -36,17 +36,11 @@ def test_two_ranks_share_every_kind_of_weight_and_every_failure(tmp_path: Path) 
         ("train_transformer", "ProblemError: target=-1 must be a finite number above 0"),
     ],
 )
-def test_ranks_of_ddp_get_the_same_weights_and_the_same_failure(
-    work: str, failure: str, tmp_path: Path
-) -> None:
-    said = [
-        [line for line in lines if line.startswith(("weights ", "failed "))]
-        for lines in run_on_ranks(WORK, work, tmp_path, 2)
-    ]
-    (first, failed), (second, told) = said
+def test_ranks_of_ddp_get_the_same_weights_and_failure(work: str, failure: str, tmp_path: Path) -> None:
+    logs, starts = run_on_ranks(WORK, work, tmp_path, 2), ("weights ", "failed ")
+    (first, failed), (second, told) = ([line for line in lines if line.startswith(starts)] for lines in logs)
     assert first == second
     assert failed.startswith(f"failed {failure}")
-    assert told.startswith(
-        f"failed RankError: initializing failed on rank 0, so that every rank stops: {failure}"
-    )
+    assert told.startswith("failed RankError: initializing failed on rank 0, so that every rank stops: ")
+    assert failure in told
     assert (tmp_path / "curvature.jsonl").exists()

@@ -33,16 +33,15 @@ pytestmark = [
 ]
 
 
-def fit(
-    folder: Path, *, seed: int, epochs: int = 1, checkpoint: Any = None, shuffle: bool = True, **options: Any
-) -> tuple[Any, Tracking]:
+def fit(folder: Path, seed: int, epochs: int = 1, start: Any = None, **options: Any) -> tuple[Any, Tracking]:
     """Four steps an epoch of a network that the seed makes; leaves `seed.ckpt`."""
+    shuffle = options.pop("shuffle", True)
     torch.manual_seed(seed)
     module = digits_module(lightning, plain_network())
     callback = CurvatureCallback(LOSS, every=2, **options)
     trainer = trainer_of(lightning, folder, callback, max_epochs=epochs)
     torch.manual_seed(seed + epochs)  # the loader shuffles in another order when training resumes
-    fit_from(checkpoint, trainer, module, loader(shuffle=shuffle))
+    fit_from(start, trainer, module, loader(shuffle=shuffle))
     trainer.save_checkpoint(folder / f"{seed}.ckpt")
     return module, callback.tracking
 
@@ -54,10 +53,10 @@ def norms(tracking: Tracking) -> list[tuple[int, float]]:
 def test_lightning_continues_its_file_also_in_a_folder_that_was_moved_and_its_weights(tmp_path: Path) -> None:
     old, new, options = tmp_path / "old", tmp_path / "new", {"initialize": True, "shuffle": False}
     old.mkdir()
-    straight, _ = fit(tmp_path, seed=1, epochs=2, **options)
-    _, first = fit(old, seed=1, **options)
+    straight, _ = fit(tmp_path, 1, epochs=2, **options)
+    _, first = fit(old, 1, **options)
     old.rename(new)
-    module, resumed = fit(new, seed=1, epochs=2, checkpoint=new / "1.ckpt", **options)
+    module, resumed = fit(new, 1, epochs=2, start=new / "1.ckpt", **options)
     assert same_weights(straight, module)  # not initialized again
     assert norms(resumed)[:2] == norms(first)[:2]
     assert [point.step for point in resumed.points] == [0, 2, 4, 6, 8]
@@ -66,19 +65,14 @@ def test_lightning_continues_its_file_also_in_a_folder_that_was_moved_and_its_we
 
 
 def test_a_file_of_another_run_is_not_continued_but_kept(tmp_path: Path) -> None:
-    fit(tmp_path, seed=1)
-    _, other = fit(tmp_path, seed=2)
-    _, resumed = fit(tmp_path, seed=1, epochs=2, checkpoint=tmp_path / "1.ckpt")
+    fit(tmp_path, 1)
+    _, other = fit(tmp_path, 2)
+    _, resumed = fit(tmp_path, 1, epochs=2, start=tmp_path / "1.ckpt")
     assert [point.step for point in resumed.points] == [4, 6, 8]
     assert any("resumed at step 4; the earlier record was not found" in note for note in resumed.notes)
     assert norms(Tracking.load(tmp_path / "curvature.jsonl.bak")) == norms(other)
-    _, sharper = fit(
-        tmp_path,
-        seed=1,
-        epochs=3,
-        checkpoint=tmp_path / "1.ckpt",
-        settings=TrackSettings(curvature="hessian"),
-    )
+    exact = TrackSettings(curvature="hessian")
+    _, sharper = fit(tmp_path, 1, epochs=3, start=tmp_path / "1.ckpt", settings=exact)
     assert (sharper.curvature, len(sharper.points)) == ("hessian", 3)  # another curvature is another record
 
 
@@ -103,8 +97,8 @@ def test_lightning_measures_the_next_batch_and_says_so_unless_one_is_given(tmp_p
     for name, batch in (("any", None), ("given", digits(8))):
         folder = tmp_path / name
         folder.mkdir()
-        fit(folder, seed=1, batch=batch)
-        module, resumed = fit(folder, seed=1, epochs=2, checkpoint=folder / "1.ckpt", batch=batch)
+        fit(folder, 1, batch=batch)
+        module, resumed = fit(folder, 1, epochs=2, start=folder / "1.ckpt", batch=batch)
         noted = [note for note in resumed.notes if "Resumed at step 4: from there on the curvature" in note]
         assert len(noted) == (batch is None)
     truth = hessinit.measure(module.network, LOSS, digits(8), tolerance=1e-4)
@@ -115,9 +109,8 @@ def test_the_trainer_continues_its_file_and_a_collator_masks_alike_again(tmp_pat
     found = []
     for seed, checkpoint in ((1, None), (2, str(tmp_path / "checkpoint-2"))):
         callback = CurvatureTrainerCallback(every=2, settings=TrackSettings(warn=False))
-        trainer = trainer_of_transformers(
-            tmp_path, callback, model="masked BERT", collator=Masking(), save_strategy="steps", save_steps=2
-        )
+        options = {"model": "masked BERT", "save_strategy": "steps", "save_steps": 2}
+        trainer = trainer_of_transformers(tmp_path, callback, collator=Masking(), **options)
         torch.manual_seed(seed)
         trainer.train(resume_from_checkpoint=checkpoint)
         found.append(callback.tracking)

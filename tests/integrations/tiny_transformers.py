@@ -13,9 +13,8 @@ _SPECIAL: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id"
 
 
 def _gpt2(**settings: Any) -> Any:
-    return transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=WIDTH, n_layer=1, n_head=2, **_SPECIAL, **settings
-    )
+    sizes = {"vocab_size": VOCABULARY, "n_positions": LENGTH, "n_embd": WIDTH, "n_layer": 1, "n_head": 2}
+    return transformers.GPT2Config(**sizes, **_SPECIAL, **settings)
 
 
 def _bert(**settings: Any) -> Any:
@@ -94,21 +93,21 @@ def _images(generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def _speech(generator: torch.Generator) -> dict[str, Tensor]:
-    return {
-        "input_features": torch.randn(3, 2, 6, generator=generator),
-        "labels": _causal(generator)["labels"],
-    }
+    features = torch.randn(3, 2, 6, generator=generator)
+    return {"input_features": features, "labels": _causal(generator)["labels"]}
 
 
 def _spans(generator: torch.Generator) -> dict[str, Tensor]:
-    return {
-        **_tokens(generator), "start_positions": torch.tensor([0, 1, 2]),
-        "end_positions": torch.tensor([3, 1, 2]),
-    }  # fmt: skip
+    ends = {"start_positions": torch.tensor([0, 1, 2]), "end_positions": torch.tensor([3, 1, 2])}
+    return {**_tokens(generator), **ends}
 
 
 def _values(generator: torch.Generator) -> dict[str, Tensor]:
     return {**_tokens(generator), "labels": torch.tensor([0.5, -1.0, 2.0])}
+
+
+def _zeros(generator: torch.Generator) -> dict[str, Tensor]:
+    return {**_tokens(generator), "labels": torch.zeros(3, LENGTH).long()}
 
 
 def _several(generator: torch.Generator) -> dict[str, Tensor]:
@@ -133,11 +132,7 @@ NAMES = list(_MADE)
 
 
 _REFUSED: dict[str, tuple[Any, Any, Any]] = {
-    "one class": (
-        transformers.BertForTokenClassification,
-        lambda: _bert(num_labels=1),
-        lambda generator: {**_tokens(generator), "labels": torch.zeros(3, LENGTH).long()},
-    ),
+    "one class": (transformers.BertForTokenClassification, lambda: _bert(num_labels=1), _zeros),
     "question answering": (transformers.BertForQuestionAnswering, _bert, _spans),
     "BART's decoder": (transformers.BartForCausalLM, _bart, _causal),  # leaves the shift to the user
 }  # fmt: skip

@@ -33,31 +33,14 @@ class Sentences(Dataset[dict[str, Tensor]]):
         return {name: torch.stack([one[name] for one in examples]) for name in examples[0]}
 
 
-def trainer_of(
-    folder: Path,
-    *callbacks: Any,
-    model: str = "GPT-2",
-    data: Any = None,
-    collator: Any = None,
-    kind: Any = transformers.Trainer,
-    **settings: Any,
-) -> Any:
+def trainer_of(folder: Path, *callbacks: Any, model: str = "GPT-2", data: Any = None, **settings: Any) -> Any:
     """A Trainer with a batch of 4, by plain SGD unless said otherwise."""
     transformers.set_seed(0)
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=4,
-        use_cpu=True,
-        disable_tqdm=True,
-        **{
-            "max_steps": 4, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant",
-            "logging_steps": 1, "save_strategy": "no", "report_to": "none", **settings,
-        },
-    )  # fmt: skip
-    return kind(
-        model_and_batch(model)[0],
-        arguments,
-        train_dataset=Sentences() if data is None else data,
-        data_collator=collator,
-        callbacks=list(callbacks),
-    )
+    collator, kind = settings.pop("collator", None), settings.pop("kind", transformers.Trainer)
+    given = {"max_steps": 4, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    given |= {"logging_steps": 1, "save_strategy": "no", "report_to": "none", **settings}
+    given |= {"per_device_train_batch_size": 4, "use_cpu": True, "disable_tqdm": True}
+    arguments = transformers.TrainingArguments(str(folder), **given)
+    data = Sentences() if data is None else data
+    parts = {"train_dataset": data, "data_collator": collator, "callbacks": list(callbacks)}
+    return kind(model_and_batch(model)[0], arguments, **parts)

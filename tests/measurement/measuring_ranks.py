@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hessinit
-from calls import call
+from calls import call, measure
 from hessinit.curvature.operators import GaussNewtonOperator
 from hessinit.problem.ranks import _gloo_groups
 
@@ -78,9 +78,9 @@ def equal_to_one_process() -> Callable[[], None]:
             ddp = nn.parallel.DistributedDataParallel(model)
             for loss, given in zip(losses, options, strict=True):
                 accurate: dict[str, Any] = {"tolerance": tolerance / 10, **given}
-                truth = call(hessinit.measure, model, loss, batch, distributed="each", **accurate)
+                truth = measure(model, loss, batch, distributed="each", **accurate)
                 for mode, own in (("batch", share(batch, rank, ranks)), ("layers", batch)):
-                    found = call(hessinit.measure, ddp, loss, own, distributed=mode, **accurate)
+                    found = measure(ddp, loss, own, distributed=mode, **accurate)
                     assert_same(found, truth, tolerance)
 
     return on_ranks(work)
@@ -102,9 +102,8 @@ def report_more() -> Callable[[], None]:
         assert found.batches == 2 * ranks
         assert abs(found.loss - truth.loss) < 1e-9
         for one, other in zip(found.layers, truth.layers, strict=True):
-            assert torch.allclose(
-                *(torch.tensor([each.value for each in row.eigenvalues]) for row in (one, other)), rtol=1e-6
-            )
+            pair = (torch.tensor([each.value for each in row.eigenvalues]) for row in (one, other))
+            assert torch.allclose(*pair, rtol=1e-6)
             assert abs(one.trace.value - other.trace.value) < one.trace.error + other.trace.error + 1e-6
         # A layer that the examples of one rank alone use, and one that none uses.
         partly = nn.ModuleDict({"a": nn.Linear(6, 3), "b": nn.Linear(6, 3), "c": nn.Linear(6, 3)}).double()
@@ -114,8 +113,8 @@ def report_more() -> Callable[[], None]:
 
         given: dict[str, Any] = {"forward": forward, "tolerance": 1e-8}
         signs = [(batch[0].abs() * sign, batch[1]) for sign in [1.0] + [-1.0] * (ranks - 1)]
-        truth = call(hessinit.measure, partly, loss, signs, distributed="each", **given)
-        found = call(hessinit.measure, partly, loss, signs[rank], distributed="batch", **given)
+        truth = measure(partly, loss, signs, distributed="each", **given)
+        found = measure(partly, loss, signs[rank], distributed="batch", **given)
         assert_same(found, truth, 1e-6)
         assert found.notes[0] == "Not used by the forward, so without curvature: c."
 
@@ -142,9 +141,8 @@ def work_on_the_first() -> Callable[[], None]:
                     one.copy_(value)
             found = call(hessinit.initialize_, ddp, loss, own, distributed=mode, **given)
             timed = {"seconds": 0, "gradients": 0}
-            assert found.to_dict() | timed == truth.to_dict() | timed or (
-                abs(found.after.network.norm / truth.after.network.norm - 1) < 1e-4
-            )
+            alike = found.to_dict() | timed == truth.to_dict() | timed
+            assert alike or abs(found.after.network.norm / truth.after.network.norm - 1) < 1e-4
             for one, other in zip(model.parameters(), alone.parameters(), strict=True):
                 assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
             everywhere: list[Any] = [None] * ranks
@@ -155,9 +153,8 @@ def work_on_the_first() -> Callable[[], None]:
         model = network(torch.float32)
         for optimizer in ("sgd", "adam"):
             truth = hessinit.advise(model, loss, batch, optimizer=optimizer, distributed="each")
-            found = hessinit.advise(
-                model, loss, share(batch, rank, ranks), optimizer=optimizer, distributed="batch"
-            )
+            own = share(batch, rank, ranks)
+            found = hessinit.advise(model, loss, own, optimizer=optimizer, distributed="batch")
             assert found.examples == 40
             assert abs(found.learning_rate / truth.learning_rate - 1) < 1e-4
         ddp = nn.parallel.DistributedDataParallel(model)
@@ -270,41 +267,40 @@ def refuse() -> Callable[[], None]:
         second, loss, batch = rank == 1, nn.CrossEntropyLoss(), whole_batch(torch.float32)
         own = share(batch, rank, ranks)
 
-        def measure(data: Any = own, model: Any = None, loss: Any = loss, **options: Any) -> None:
+        def attempt(data: Any = own, model: Any = None, loss: Any = loss, **options: Any) -> None:
             model = model or network(torch.float32)
-            tell(lambda: call(hessinit.measure, model, loss, data, **{"distributed": "batch", **options}))
+            tell(lambda: measure(model, loss, data, **{"distributed": "batch", **options}))
 
         other, wider = network(torch.float32), nn.Sequential(nn.Linear(6, 5 + rank), nn.Linear(5 + rank, 3))
         with torch.no_grad():
             other[2].weight[0, 0] += float(rank == 1)
-        measure(tolerance=0.01 if second else 0.001)
-        measure(layers="2" if second else None)
-        measure(model=wider)
-        measure(model=other)
-        measure(own, distributed="layers")
-        measure(tuple(one[: 0 if second else 3] for one in own))
-        measure((own[0] / float(not second), own[1]))
-        measure(distributed="examples")
-        measure(details="diagnostics")
+        attempt(tolerance=0.01 if second else 0.001)
+        attempt(layers="2" if second else None)
+        attempt(model=wider)
+        attempt(model=other)
+        attempt(own, distributed="layers")
+        attempt(tuple(one[: 0 if second else 3] for one in own))
+        attempt((own[0] / float(not second), own[1]))
+        attempt(distributed="examples")
+        attempt(details="diagnostics")
         normalized = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-        normalized.load_state_dict(
-            {name: torch.ones_like(one) for name, one in normalized.state_dict().items()}
-        )
-        measure(model=normalized)
-        measure(model=normalized.eval())
-        measure(model=normalized.train(), data=batch, distributed="layers")
-        measure(model=nn.SyncBatchNorm.convert_sync_batchnorm(normalized))
+        ones = {name: torch.ones_like(one) for name, one in normalized.state_dict().items()}
+        normalized.load_state_dict(ones)
+        attempt(model=normalized)
+        attempt(model=normalized.eval())
+        attempt(model=normalized.train(), data=batch, distributed="layers")
+        attempt(model=nn.SyncBatchNorm.convert_sync_batchnorm(normalized))
         squares = nn.MSELoss()
-        measure((own[0], own[0][:, :3]), loss=lambda z, y: squares(z, y).sqrt())
-        measure(loss=lambda z, _: (z @ z.T).logsumexp(1).mean())
+        attempt((own[0], own[0][:, :3]), loss=lambda z, y: squares(z, y).sqrt())
+        attempt(loss=lambda z, _: (z @ z.T).logsumexp(1).mean())
         tokens = torch.arange(own[0][:, :4].numel()).view(-1, 4) % 5
         for model in (Positions(False), Positions(True)):
-            measure((tokens, tokens.flatten()), model)
+            attempt((tokens, tokens.flatten()), model)
         with pytest.MonkeyPatch.context() as patch:
             if second:
                 patch.setattr(GaussNewtonOperator, "_product", lambda *_: [][3])
-            measure(estimator="lanczos")
-        measure()
+            attempt(estimator="lanczos")
+        attempt()
 
     return on_ranks(work)
 
@@ -382,9 +378,8 @@ def shard_afterwards() -> Callable[[], None]:
         with torch.device("meta"):
             empty = network(torch.float32)
         empty = fully_shard(empty, mesh=mesh).to_empty(device="cpu")
-        set_model_state_dict(
-            empty, state, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        )
+        from_first = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(empty, state, options=from_first)
         assert is_kept(empty, truth)
         whole = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
         hessinit.initialize_(whole, loss, batch, lr=0.5, distributed="layers")

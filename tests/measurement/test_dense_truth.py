@@ -55,9 +55,7 @@ def test_the_zoo_holds_138_problems_with_different_names() -> None:
 
 
 @each_problem
-def test_a_problem_is_the_same_each_time_and_its_truth_is_finite_and_leaves_it_as_found(
-    problem: Problem,
-) -> None:
+def test_a_problem_is_the_same_each_time_its_truth_finite_and_it_is_left_as_found(problem: Problem) -> None:
     state = torch.get_rng_state()
     first, (model, loss, batch) = problem.build(), problem.build()
     assert torch.equal(torch.get_rng_state(), state)

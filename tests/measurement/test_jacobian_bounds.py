@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hessinit
+from calls import measure
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import evaluate
 from hessinit.measurement.jacobians import jacobian_bounds
@@ -341,9 +342,8 @@ def test_uneven_batches_add_up_by_their_examples() -> None:
 
 def test_what_has_no_bound_has_a_reason() -> None:
     inputs = torch.randn(4, 3).double()
-    squared = Net(
-        lambda net, x: net.head(x @ net.weight.pow(2)), weight=nn.Parameter(torch.eye(3)), head=bare(3, 2)
-    )
+    parts = {"weight": nn.Parameter(torch.eye(3)), "head": bare(3, 2)}
+    squared = Net(lambda net, x: net.head(x @ net.weight.pow(2)), **parts)
     found = closed(squared, inputs, torch.zeros(4, 2))
     row = found["weight"]
     assert row.reason.startswith("the weight goes into PowBackward0, none of the known uses (dense,")
@@ -363,14 +363,6 @@ def test_what_has_no_bound_has_a_reason() -> None:
     assert row.rigorous_bound == pytest.approx(2 * 2 * 4)
 
 
-def repeating(net: Any, x: Tensor) -> Tensor:
-    return net.head(torch.relu(net.a(x) + torch.zeros(3, dtype=x.dtype)))
-
-
-def tenfold(net: Any, x: Tensor) -> Tensor:
-    return net.head(torch.relu(torch.add(torch.zeros(1, dtype=x.dtype), net.a(x), alpha=10)).expand(-1, 3))
-
-
 def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
@@ -384,8 +376,14 @@ ABOVE_THE_NORM: dict[str, Any] = {
         (drawn(6, 4), torch.tensor(2.0)), torch.arange(6) % 3,
     ),
     # The activation sees the layer's output three times, or ten times as large.
-    "repeated": (repeating, (1, 1), LOSS, drawn(16, 1), torch.zeros(16, 2)),
-    "scaled": (tenfold, (1, 1), LOSS, drawn(16, 1), torch.zeros(16, 2)),
+    "repeated": (
+        lambda net, x: net.head(torch.relu(net.a(x) + torch.zeros(3, dtype=x.dtype))),
+        (1, 1), LOSS, drawn(16, 1), torch.zeros(16, 2),
+    ),
+    "scaled": (
+        lambda net, x: net.head(torch.relu(x.new_zeros(1).add(net.a(x), alpha=10)).expand(-1, 3)),
+        (1, 1), LOSS, drawn(16, 1), torch.zeros(16, 2),
+    ),
     "turned": (lambda net, x: net.head(net.a(x).T.tanh().T), (3, 3), LOSS, drawn(16, 3), torch.zeros(16, 2)),
 }  # fmt: skip
 
@@ -396,9 +394,7 @@ def test_bounds_of_odd_shapes_and_scaled_activations_are_above_the_norm(name: st
     run, shape, loss, inputs, target = ABOVE_THE_NORM[name]
     model = Net(run, a=nn.Linear(*shape), head=bare(3, 2))
     nn.init.ones_(model.head.weight)  # which adds repeated numbers up
-    row = hessinit.measure(hessinit.Problem(model, loss, (inputs, target), layers="a"), details="jacobians")[
-        "a"
-    ]
+    row = measure(model, loss, (inputs, target), layers="a", details="jacobians")["a"]
     assert row.jacobians.rigorous_bound >= row.norm > 0
     assert name != "turned" or row.jacobians.activation == 1  # its numbers come in another order
 
@@ -427,7 +423,7 @@ def test_reentrant_checkpoints_are_refused_in_words() -> None:
     with pytest.raises(hessinit.ProblemError, match="is not that of the function that is trained"):
         hessinit.measure(*problem)
     with pytest.raises(hessinit.ProblemError, match="reentrant checkpoints"):
-        hessinit.measure(hessinit.Problem(*problem, check=False), details="jacobians")
+        measure(*problem, check=False, details="jacobians")
 
 
 def test_a_layer_that_gives_the_slope_of_an_activation_does_not_have_it() -> None:
@@ -450,9 +446,7 @@ def test_unfinished_searches_and_norms_beyond_range_are_not_compared() -> None:
     with torch.no_grad():
         for layer in model:
             layer.weight.mul_(1e3)
-    report = hessinit.measure(
-        model, nn.MSELoss(), (torch.zeros(3, 5), torch.zeros(3, 5)), details="jacobians"
-    )
+    report = measure(model, nn.MSELoss(), (torch.zeros(3, 5), torch.zeros(3, 5)), details="jacobians")
     assert math.isclose(report[0].norm, 0.0)
     assert "times ‖H‖" not in report.verdict
     assert "above the paper's bound" not in report.verdict
@@ -467,10 +461,7 @@ def test_the_papers_bound_is_not_below_the_rigorous_one_of_bias_free_relu_networ
     )  # fmt: skip
     inputs = torch.randn(5, 2, 6, 6)
     model = nn.Sequential(body, bare(body(inputs).shape[1], 6), nn.ReLU(), bare(6, 3))
-    report = hessinit.measure(
-        hessinit.Problem(model, loss, (inputs, torch.randint(3, (5,))), dtype=torch.float64),
-        details="jacobians",
-    )
+    report = measure(model, loss, (inputs, torch.randint(3, (5,))), dtype=torch.float64, details="jacobians")
     for row in report:
         # The layer's input is ‖F x‖ long here, at most ‖F‖ ‖x‖; both carry errors of up to a per cent.
         assert row.norm <= row.jacobians.rigorous_bound <= row.jacobians.paper_bound * 1.03

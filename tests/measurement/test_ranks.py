@@ -26,9 +26,7 @@ def test_initialized_weights_advice_and_tracked_points_are_the_same_on_every_ran
     run_on_ranks(WORK, "work_on_the_first", tmp_path, 2)
 
 
-COUPLED = (
-    'so a share of them, as in distributed="batch", has another loss; pass the whole batch on every rank'
-)
+COUPLED = 'so a share of them, as in distributed="batch", has another loss; pass the whole batch on every'
 REFUSALS = [
     "tolerance is 0.01 on rank 1, and 0.001 on rank 0: all ranks must pass the same options",
     "layers is ('2',) on rank 1, and None on rank 0",
@@ -67,11 +65,7 @@ def test_one_rank_of_several_is_refused_until_it_says_that_it_works_for_itself(t
     whole = ["measure", "advise", "assert_sound", "track", "initialize_", "apply_scheme_"]
     expected: list[tuple[str, ...]] = []
     for verb in whole:
-        way = (
-            "call it before the model is wrapped"
-            if verb == "apply_scheme_"
-            else 'pass distributed="batch" on'
-        )
+        way = "call it before the model is" if verb == "apply_scheme_" else 'pass distributed="batch" on'
         expected += [(f"{verb} without distributed= works on", several), (f"{alike}{way}",)]
         expected += [(f'{verb} with distributed="each" works on', alike)]
     expected += [("compare without distributed=", several)] * 2  # sweep calls it

@@ -27,9 +27,8 @@ def test_a_maximum_before_relu_is_the_usual_network_with_the_same_gradients() ->
             theirs.copy_(own)
     inputs = torch.rand(5, 1, 28, 28, generator=seeded(1), dtype=torch.float64)
     assert torch.equal(ours(inputs), usual(inputs))
-    gradients = [
-        torch.autograd.grad(model(inputs).square().sum(), list(model.parameters())) for model in (ours, usual)
-    ]
+    losses = [(model(inputs).square().sum(), list(model.parameters())) for model in (ours, usual)]
+    gradients = [torch.autograd.grad(*loss) for loss in losses]
     for own, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(own, theirs, rtol=1e-12, atol=1e-12)
 

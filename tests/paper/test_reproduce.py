@@ -55,9 +55,7 @@ def test_the_folder_has_the_record_the_page_and_the_results(tmp_path: Path) -> N
     assert all([found.revision, found.source, found.configuration, found.seconds])
 
 
-def test_what_is_kept_is_not_made_again_and_what_is_missing_has_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_is_not_made_again_and_what_is_missing_has_the_same_bits(tmp_path, monkeypatch) -> None:
     before = small(tmp_path)
     results_of(tmp_path)[0].unlink()
     assert numbers(small(tmp_path)) == numbers(before)
@@ -67,9 +65,7 @@ def test_what_is_kept_is_not_made_again_and_what_is_missing_has_the_same_bits(
     assert numbers(small(tmp_path)) == numbers(before)
 
 
-def test_processes_threads_and_the_callers_settings_give_the_same_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_threads_and_the_callers_settings_give_the_same_numbers(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     here = numbers(small(None))
     assert list(tmp_path.iterdir()) == []
@@ -111,9 +107,7 @@ def test_wrong_arguments_are_refused_before_any_work(
         reproduce(*names, **{**SMALL, "folder": None, **changes})
 
 
-def test_an_interruption_says_what_is_kept_and_the_same_call_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_says_what_is_kept_and_the_same_call_continues(tmp_path, monkeypatch) -> None:
     run_job, done = experiments.run_job, []
 
     def interrupted(job: Any) -> Any:
@@ -123,7 +117,9 @@ def test_an_interruption_says_what_is_kept_and_the_same_call_continues(
         return run_job(job)
 
     monkeypatch.setattr(experiments, "run_job", interrupted)
-    with pytest.raises(KeyboardInterrupt, match=r"1 of 5 runs are kept in .*The same call or command continues"):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"1 of 5 runs are kept in .*The same call or command continues"
+    ):
         small(tmp_path)
     monkeypatch.undo()
     assert numbers(small(tmp_path)) == numbers(small(None))

@@ -6,6 +6,7 @@ import itertools
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -61,9 +62,8 @@ def test_gradients_are_those_of_autograd(activation: str) -> None:
         logits = hidden @ weights[-1][sample]
         (by_layer,) = torch.autograd.grad(logits[0], hidden, retain_graph=True)
         (by_logits,) = torch.autograd.grad(F.cross_entropy(logits, labels[sample]), logits)
-        assert [first[sample].item(), second[sample].item()] == pytest.approx(
-            by_logits[:2].tolist(), abs=1e-6
-        )
+        pair = [first[sample].item(), second[sample].item()]
+        assert pair == pytest.approx(by_logits[:2].tolist(), abs=1e-6)
         assert drawn.weights[sample].item() == pytest.approx(by_layer[0].item(), abs=1e-7)
         assert torch.allclose(drawn.hidden[sample].double(), hidden.detach(), atol=1e-6)
 
@@ -110,9 +110,7 @@ def test_formulas_hold_when_labels_vary(variant: str, monkeypatch: pytest.Monkey
         assert abs(formula) > 6 / math.sqrt(n)  # or the line above would say nothing
 
 
-def test_without_scipy_the_way_out_is_named_before_any_work(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_scipy_the_way_out_is_named_before_any_work(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(ProblemError, match=r"scipy is not installed.*pip install 'hessinit\[paper\]'"):
         reproduce("table-1", data="digits", folder=tmp_path)

@@ -16,7 +16,7 @@ from hessinit_paper.experiments import PaperSetting, find_experiment, run_job
 from hessinit_paper.images import load_images
 from hessinit_paper.networks import dense, glorot_, lenet
 from hessinit_paper.reproduction import Plain
-from hessinit_paper.tables_4_5 import StdTable, clipped_cross_entropy, measure_norms
+from hessinit_paper.tables_4_5 import clipped_cross_entropy, measure_norms
 
 TABLE_4, TABLE_5 = find_experiment("table-4"), find_experiment("table-5")
 MNIST = PaperSetting("table-4", "mnist", "two-hidden", (0, 1, 2))
@@ -40,9 +40,7 @@ def tiny_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(8, 6, generator=seeded(9)), torch.arange(8) % 3
 
 
-def check_norms(
-    model: nn.Module, loss: object, batch: tuple[torch.Tensor, ...], layers: tuple[str, str]
-) -> None:
+def check_norms(model: nn.Module, loss: object, batch: tuple[torch.Tensor, ...], *layers: str) -> None:
     before = [weight.detach().clone() for weight in model.parameters()]
     found = measure_norms(model, loss, batch, layers)
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
@@ -58,10 +56,10 @@ def check_norms(
 @pytest.mark.parametrize("loss", [CROSS_ENTROPY, clipped_cross_entropy])
 def test_norms_are_the_largest_eigenvalues_of_the_dense_matrices(loss: object) -> None:
     for std in (0.1, 2.0):
-        check_norms(tiny(std), loss, tiny_batch(), ("dense1", "dense2"))
+        check_norms(tiny(std), loss, tiny_batch(), "dense1", "dense2")
     kernels = lenet((1, 8, 8), channels=(2, 3), pool="max", head=(4,), activation="relu")
     glorot_(kernels, seeded())
-    check_norms(kernels, loss, load_images("digits").batch(torch.arange(5), flat=False), ("conv1", "conv2"))
+    check_norms(kernels, loss, load_images("digits").batch(torch.arange(5), flat=False), "conv1", "conv2")
 
 
 def test_the_clipped_loss_is_the_logarithm_of_the_clipped_softmax() -> None:
@@ -91,9 +89,7 @@ NORMS = [
 
 
 @pytest.mark.parametrize(("table", "variant", "row", "norms", "network"), NORMS)
-def test_norms_are_the_recorded_ones(
-    table: StdTable, variant: str, row: str, norms: list[float], network: float
-) -> None:
+def test_norms_are_the_recorded_ones(table, variant: str, row: str, norms: list[float], network) -> None:
     found = table.variants[variant].measure(load_images("digits"), row, 0)
     assert found["approximate"] == pytest.approx(norms, rel=1e-3)
     assert found["network"] == pytest.approx(network, rel=1e-3)

@@ -151,9 +151,8 @@ def test_the_files_of_a_corpus_are_found_counted_paired_and_described(tmp_path: 
     assert text.vocabulary == Vocabulary(("the", "cat", "dog"), (300, 120, 120), 60 * 16)
     assert 0 < len(text.pairs) <= 100
     names = ("enwiki.txt", "b-wiki.txt.xz")
-    assert find_text(str(tmp_path))[1] == ", ".join(
-        f"{name} (md5 {hashlib.md5(files[name]).hexdigest()})" for name in names
-    )
+    described = [f"{name} (md5 {hashlib.md5(files[name]).hexdigest()})" for name in names]
+    assert find_text(str(tmp_path))[1] == ", ".join(described)
 
 
 @pytest.mark.parametrize(

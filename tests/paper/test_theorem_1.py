@@ -20,12 +20,9 @@ MEANINGS = {"exact": "hessian", "theorem1": "gauss-newton"}
 
 
 def random_directions(draws: int, **shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    chance = torch.Generator().manual_seed(11)
+    options: Any = {"generator": torch.Generator().manual_seed(11), "dtype": torch.float64}
     named = {"first": "0", "last": "2", "inner": "inner.0"}
-    return {
-        named[name]: torch.randn(draws, *shape, generator=chance, dtype=torch.float64)
-        for name, shape in shapes.items()
-    }
+    return {named[name]: torch.randn(draws, *shape, **options) for name, shape in shapes.items()}
 
 
 def along(matrix: torch.Tensor, directions: torch.Tensor) -> list[float]:
@@ -135,10 +132,8 @@ def test_what_has_no_curvature_gives_zeros() -> None:
 
 def test_tiny_directions_do_not_vanish_in_single_precision() -> None:
     direction = torch.arange(20.0).view(5, 4) + 1
-    small, usual = (
-        quadratic_form(Problem(network(), LOSS, batch()), directions={"0": direction * scale})["0"]
-        for scale in (1e-30, 1.0)
-    )
+    problem, sizes = Problem(network(), LOSS, batch()), (1e-30, 1.0)
+    small, usual = (quadratic_form(problem, directions={"0": direction * size})["0"] for size in sizes)
     assert small.rayleigh == pytest.approx(usual.rayleigh, rel=1e-5)
     assert small.exact[0] == pytest.approx(usual.exact[0] * 1e-60, rel=1e-5)
 
@@ -161,17 +156,15 @@ def test_what_torch_cannot_batch_goes_one_by_one() -> None:
     model, given = network(dtype=torch.float64), random_directions(3, inner=(5, 4))
     custom = Calling(lambda net, x: net[2](Square.apply(net[0](x))), model)
     plain = Calling(lambda net, x: net[2](net[0](x).square()), model)
-    one, other = (
-        quadratic_form(Problem(m, LOSS, batch()), directions=given)["inner.0"] for m in (custom, plain)
-    )
+    problems = Problem(custom, LOSS, batch()), Problem(plain, LOSS, batch())
+    one, other = (quadratic_form(problem, directions=given)["inner.0"] for problem in problems)
     assert one.exact == pytest.approx(other.exact, rel=1e-10)
     assert one.theorem1 == pytest.approx(other.theorem1, rel=1e-10)
 
 
 def test_tied_weights_are_one_row_under_either_name() -> None:
-    model = Net(
-        lambda m, x: m.again(m.first(x).tanh()), first=nn.Linear(4, 4), again=nn.Linear(4, 4)
-    ).double()
+    parts = {"first": nn.Linear(4, 4), "again": nn.Linear(4, 4)}
+    model = Net(lambda m, x: m.again(m.first(x).tanh()), **parts).double()
     model.again.weight = model.first.weight
     direction = torch.randn(4, 4)
     truth = dense_curvature(model, LOSS, batch(), "hessian").layers["first"]
@@ -212,9 +205,7 @@ ONES = torch.ones(5, 4)
         ({"layers": "inner.9"}, "layers='inner.9' fits no parameter"),
     ],
 )
-def test_bad_input_is_refused_with_a_way_out_and_the_model_left_as_found(
-    options: dict[str, Any], message: str
-) -> None:
+def test_bad_input_is_refused_and_the_model_left_as_found(options: dict[str, Any], message: str) -> None:
     model = Calling(lambda net, x: net(x))
     before = snapshot(model, LOSS, batch())
     about = {name: value for name, value in options.items() if name in ("layers", "seed")}

@@ -21,9 +21,8 @@ from hessinit_paper.reference import rank_correlation
 from hessinit_paper.reproduction import Plain
 from hessinit_paper.word2vec import MODELS, ROWS, SkipGram, draw_batches
 
-EXPERIMENT = dataclasses.replace(
-    find_experiment("word2vec"), vocabulary={"softmax": 20, "negative": 25}, dimensions=(16, 64), steps=20
-)
+SIZES = {"vocabulary": {"softmax": 20, "negative": 25}, "dimensions": (16, 64), "steps": 20}
+EXPERIMENT = dataclasses.replace(find_experiment("word2vec"), **SIZES)
 VOCABULARY, DIMENSION, PAIRS, NEGATIVES = 7, 3, 9, 2
 WEIGHTS = ("centre.weight", "context.weight")
 COUNTS = (400, 100, 50, 25, 20, 5)
@@ -43,9 +42,7 @@ def tiny(kind: str, std: float) -> tuple[SkipGram, tuple[torch.Tensor, torch.Ten
     return model, (words, labels)
 
 
-def loss_by_hand(
-    kind: str, centre: torch.Tensor, context: torch.Tensor, words: Any, targets: Any
-) -> torch.Tensor:
+def loss_by_hand(kind: str, centre: Any, context: Any, words: Any, targets: Any) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for row, target in zip(words.tolist(), targets.tolist(), strict=True):
         if kind == "softmax":
@@ -144,11 +141,8 @@ def run(setting: PaperSetting, key: str) -> Plain:
 def test_jobs_give_the_same_json_every_time(setting: PaperSetting, kind: str) -> None:
     first, again, plain = (run(setting, f"{kind}-16-{row}-0") for row in ("hessinit", "hessinit", "0.03"))
     assert json.loads(json.dumps(first, allow_nan=False)) == first == again
-    assert (first["0.1"]["converged"], bool(first["0.1"]["remark"]), plain["0.1"]["remark"]) == (
-        True,
-        True,
-        "",
-    )
+    assert first["0.1"]["converged"]
+    assert (bool(first["0.1"]["remark"]), plain["0.1"]["remark"]) == (True, "")
     assert plain["0.1"]["final"] < plain["0.025"]["final"] < plain["0.1"]["first"]
 
 

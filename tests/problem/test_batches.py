@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import hessinit
-from calls import call
-from tiny import LOSS, batch, inputs, labels, network
+from calls import call, measure
+from tiny import LOSS, Net, batch, inputs, labels, network
 
 EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-10, "curvature": "both"}
 
@@ -48,12 +48,8 @@ def test_structures_reach_forward_and_loss_converted_and_whole_numbers_stay_whol
     def forward(model: nn.Module, given: Any) -> Tensor:
         frozen, *others = given[0]["deep"]
         features, factors = frozen.inner
-        assert (type(given[0]), type(frozen), frozen.name, others) == (
-            Encoding,
-            Frozen,
-            "kept",
-            [None, "text", 3],
-        )
+        assert (type(given[0]), type(frozen), frozen.name) == (Encoding, Frozen, "kept")
+        assert others == [None, "text", 3]
         assert features.dtype == factors.dtype == torch.float32
         assert (given[0]["ids"].dtype, given[0]["mask"].dtype) == (torch.int64, torch.bool)
         return model(features * factors)
@@ -62,12 +58,7 @@ def test_structures_reach_forward_and_loss_converted_and_whole_numbers_stay_whol
     absent = lambda z, _: F.cross_entropy(z, labels())  # noqa: E731
     plain = hessinit.measure(network(), LOSS, (x * scale.float(), labels())).network
     for loss, target in ((nested, {"class": labels(), "name": "six"}), (absent, None)):
-        assert (
-            hessinit.measure(
-                hessinit.Problem(network(), loss, (structure, target), forward=forward)
-            ).network.norm
-            == plain.norm
-        )
+        assert measure(network(), loss, (structure, target), forward=forward).network.norm == plain.norm
     assert structure[0]["deep"][0].inner.scale is scale
     assert scale.dtype == torch.float64
 
@@ -92,9 +83,7 @@ LOSSES: dict[str, Any] = {
 def test_short_batches_count_for_what_they_hold(kind: str) -> None:
     x, y = batch(7)
     pieces = [(x[:3], y[:3]), (x[3:6], y[3:6]), (x[6:], y[6:])]
-    whole, parts = (
-        call(hessinit.measure, network(), LOSSES[kind], data, **EXACT) for data in ((x, y), pieces)
-    )
+    whole, parts = (measure(network(), LOSSES[kind], data, **EXACT) for data in ((x, y), pieces))
     assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
     assert (parts.examples, parts.batches) == (7, 3)
@@ -114,10 +103,7 @@ def contrastive(output: Tensor, target: Tensor) -> Tensor:
 
 def dense_mean(loss: Any, pieces: list[Any]) -> float:
     """The norm of Gauss-Newton, averaged over the examples of the pieces."""
-    operators = [
-        hessinit.gauss_newton(hessinit.Problem(network(), loss, piece, dtype=torch.float64))
-        for piece in pieces
-    ]
+    operators = [call(hessinit.gauss_newton, network(), loss, one, dtype=torch.float64) for one in pieces]
     sizes = [len(piece[1]) / sum(len(other[1]) for other in pieces) for piece in pieces]
     mean = sum(size * one.to_dense() for size, one in zip(sizes, operators, strict=True))
     return float(torch.linalg.eigvalsh(mean).abs().max())
@@ -126,19 +112,19 @@ def dense_mean(loss: Any, pieces: list[Any]) -> float:
 def test_a_mean_with_weights_of_its_own_is_averaged_over_examples() -> None:
     x, y = batch(7)
     loss, pieces = nn.CrossEntropyLoss(ignore_index=0), [(x[:3], y[:3]), (x[3:], y[3:])]
-    found = call(hessinit.measure, network(), loss, pieces, **EXACT).network.approximation.value
+    found = measure(network(), loss, pieces, **EXACT).network.approximation.value
     assert found == pytest.approx(dense_mean(loss, pieces), rel=1e-9)
 
 
 @pytest.mark.parametrize("loss", [weighted_by_position, contrastive])
 def test_a_loss_that_does_not_tell_is_asked_for_its_reduction(loss: Any) -> None:
     pieces = [batch(6), (inputs(12)[6:], labels(6))]
-    message = 'its values do not tell.*reduction=.mean.*reduction=.sum'
+    message = "its values do not tell.*reduction=.mean.*reduction=.sum"
     with pytest.raises(hessinit.ProblemError, match=message):
         hessinit.measure(network(), loss, pieces)
     truth, options = dense_mean(loss, pieces), {**EXACT, "curvature": "gauss-newton"}
     for reduction, factor in (("sum", 2), ("mean", 1)):
-        found = call(hessinit.measure, network(), loss, pieces, reduction=reduction, **options).network.norm
+        found = measure(network(), loss, pieces, reduction=reduction, **options).network.norm
         assert found == pytest.approx(factor * truth, rel=1e-9)
 
 
@@ -148,24 +134,16 @@ def test_short_batches_of_flattened_positions_count_by_examples(reduction: str) 
     pieces = [(x[:4], y[:12]), (x[4:], y[12:])]
     loss = lambda z, t: F.cross_entropy(z, t, reduction=reduction)  # noqa: E731
     forward = lambda model, x: model(x).flatten(0, 1)  # noqa: E731
-    whole, parts = (
-        call(hessinit.measure, network(), loss, data, forward=forward, **EXACT) for data in ((x, y), pieces)
-    )
+    whole, parts = (measure(network(), loss, data, forward=forward, **EXACT) for data in ((x, y), pieces))
     assert whole.examples == parts.examples == 6
     assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
 
 
-class TimeFirst(nn.Module):
+def time_first(flat: bool) -> Net:
     """A recurrent network, position by position: rows of logits, as flat targets want them, or (T, N, C)."""
-
-    def __init__(self, flat: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.flat, self.body, self.head = flat, nn.LSTM(4, 5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.head(self.body(x)[0])
-        return found.flatten(0, 1) if self.flat else found
+    torch.manual_seed(0)
+    parts = {"body": nn.LSTM(4, 5), "head": nn.Linear(5, 3)}
+    return Net(lambda net, x: net.head(net.body(x)[0]).flatten(0, int(flat)), **parts)
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -174,19 +152,15 @@ def test_time_first_batches_of_unequal_size_with_flat_targets_count_by_their_row
     pieces = [(x[:, :6], y[:, :6].flatten()), (x[:, 6:], y[:, 6:].flatten())]
     loss = lambda z, t: F.cross_entropy(z.reshape(-1, 3), t)  # noqa: E731
     options = {**EXACT, "reduction": "mean"}
-    whole, parts = (
-        call(hessinit.measure, TimeFirst(flat), loss, data, **options) for data in ((x, y.flatten()), pieces)
-    )
+    whole, parts = (measure(time_first(flat), loss, data, **options) for data in ((x, y.flatten()), pieces))
     assert norms(parts) == pytest.approx(norms(whole), rel=1e-9)
 
 
 def test_packed_sequences_count_by_examples() -> None:
     model, rows = nn.LSTM(4, 3), [inputs(length) for length in (3, 2, 2)]
     single = [(row.unsqueeze(1), labels(3)[i : i + 1]) for i, row in enumerate(rows)]
-    packed, parts = (
-        call(hessinit.measure, model, LOSS, data, forward=lambda model, x: model(x)[1][0][0], **EXACT)
-        for data in ((pack_sequence(rows), labels(3)), single)
-    )
+    options, both = {"forward": lambda model, x: model(x)[1][0][0], **EXACT}, (pack_sequence(rows), labels(3))
+    packed, parts = (measure(model, LOSS, data, **options) for data in (both, single))
     assert packed.examples == parts.examples == 3
     assert norms(packed) == pytest.approx(norms(parts), rel=1e-9)
 
@@ -202,7 +176,7 @@ def test_a_generator_is_read_once_and_a_loader_is_an_iterable_of_batches() -> No
     report = hessinit.measure(network(), LOSS, pairs(), curvature="both")
     assert (reads, report.batches, report.examples) == ([4, 2], 2, 6)
     loader = DataLoader(TensorDataset(*batch(7)), batch_size=3)
-    report, whole = (call(hessinit.measure, network(), LOSS, data, **EXACT) for data in (loader, batch(7)))
+    report, whole = (measure(network(), LOSS, data, **EXACT) for data in (loader, batch(7)))
     assert norms(report) == pytest.approx(norms(whole), rel=1e-9)
 
 
@@ -211,8 +185,8 @@ def test_the_spread_holds_the_norm_of_every_batch_alone(curvature: str) -> None:
     x, y = batch(7)
     parts = [(x[:4], y[:4]), (x[4:], y[4:])]
     options: dict[str, Any] = {**EXACT, "curvature": curvature}
-    report = call(hessinit.measure, network(), LOSS, parts, **options)
-    alone = [call(hessinit.measure, network(), LOSS, part, **options) for part in parts]
+    report = measure(network(), LOSS, parts, **options)
+    alone = [measure(network(), LOSS, part, **options) for part in parts]
     for row in (*report.layers, report.network):
         expected = [(one.network if row.name == "network" else one[row.name]).norm for one in alone]
         assert list(row.spread.norms) == pytest.approx(expected, rel=1e-8)

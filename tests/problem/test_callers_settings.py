@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hessinit
-from calls import call
+from calls import measure
 from dense import dense_curvature, ends
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
@@ -22,14 +22,14 @@ each_curvature = pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"
 
 
 def norms(model: nn.Module, data: Any = None, **options: Any) -> dict[str, float]:
-    report = call(hessinit.measure, model, LOSS, data or batch(), curvature="both", **options)
+    report = measure(model, LOSS, data or batch(), curvature="both", **options)
     rows = {layer.name: layer for layer in (*report.layers, report.network)}
     return {name: row.norm for name, row in rows.items()} | {"gap": report.network.gap or 0}
 
 
 def assert_true(model: nn.Module, by_hand: nn.Module, curvature: str, data: Any = None) -> Any:
     """The norm of the network is that of the dense matrix of an equal model."""
-    report = call(hessinit.measure, model, LOSS, data or batch(), curvature=curvature, **EXACT)
+    report = measure(model, LOSS, data or batch(), curvature=curvature, **EXACT)
     truth = dense_curvature(by_hand, LOSS, data or batch(), curvature)
     assert report.network.norm == pytest.approx(ends(truth.network).norm, rel=1e-6)
     return report
@@ -123,9 +123,7 @@ def test_forward_hooks_are_part_of_the_model_and_backward_hooks_are_not() -> Non
     hooked[1].register_forward_hook(lambda module, given, output: output * 3)
     hooked[2].register_full_backward_hook(lambda module, inward, outward: (inward[0] * 100,))
     hooked[2].weight.register_hook(lambda gradient: gradient * 100)
-    of_all = nn.modules.module.register_module_full_backward_hook(
-        lambda module, inward, outward: pytest.fail("not training")
-    )
+    of_all = nn.modules.module.register_module_full_backward_hook(lambda *_: pytest.fail("not training"))
     try:
         assert list(norms(hooked).values()) == list(norms(scaled).values())
         with pytest.raises(pytest.fail.Exception):
@@ -147,9 +145,7 @@ def test_a_forward_that_differentiates_by_its_inputs_is_measured() -> None:
 
 
 @each_curvature
-def test_a_forward_that_differentiates_by_its_weights_is_measured_or_told_which_are_constant(
-    curvature: str,
-) -> None:
+def test_a_forward_that_differentiates_by_its_weights_is_measured_or_refused(curvature: str) -> None:
     def stepped(net: nn.Linear, x: Tensor) -> Tensor:
         slopes = torch.autograd.grad(net(x).square().mean(), list(net.parameters()), create_graph=True)
         return nn.functional.linear(x, net.weight - 0.1 * slopes[0], net.bias)
@@ -163,12 +159,7 @@ def test_a_forward_that_differentiates_by_its_weights_is_measured_or_told_which_
     constant = 'differentiates by a tensor that is held constant .* layers="\\*\\*" measures all'
     with pytest.raises(hessinit.ProblemError, match=constant):
         hessinit.measure(with_bias, LOSS, batch(), curvature=curvature)
-    assert (
-        hessinit.measure(
-            hessinit.Problem(with_bias, LOSS, batch(), layers="**"), curvature=curvature
-        ).network.norm
-        > 0
-    )
+    assert measure(with_bias, LOSS, batch(), layers="**", curvature=curvature).network.norm > 0
 
 
 def test_an_encoder_is_measured_as_it_is_trained_not_by_its_path_for_inference() -> None:
@@ -193,9 +184,6 @@ def test_activation_checkpoints_change_nothing_where_they_can_be_followed(curvat
     assert report.network.norm == pytest.approx(plain.network.norm, rel=1e-5)
 
 
-# Bits and precisions ----------------------------------------------------------------------------------------
-
-
 def test_the_same_seed_gives_the_same_bits() -> None:
     convolution = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.AvgPool2d(2), nn.Flatten()
     problems: list[tuple[nn.Module, Any, dict[str, Any]]] = [
@@ -206,16 +194,14 @@ def test_the_same_seed_gives_the_same_bits() -> None:
         reports = []
         for _ in range(2):
             torch.rand(3)  # the global generator has no part in it
-            report = call(hessinit.measure, model, LOSS, data, curvature="both", seed=7, **extras)
+            report = measure(model, LOSS, data, curvature="both", seed=7, **extras)
             reports.append(dataclasses.replace(report, seconds=None, gradients=None).to_json())
         assert reports[0] == reports[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @each_curvature
-def test_half_precision_models_losses_and_targets_are_measured_in_single(
-    dtype: torch.dtype, curvature: str
-) -> None:
+def test_half_precision_models_losses_and_targets_are_measured_in_single(dtype: Any, curvature: str) -> None:
     model, target = network(dtype=dtype), torch.rand(6, 3).round().to(dtype)
     loss = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0], dtype=dtype))
     data = inputs().to(dtype), target
@@ -239,18 +225,13 @@ def test_half_precision_models_losses_and_targets_are_measured_in_single(
 def test_the_precision_is_the_better_of_single_and_the_models_own_or_the_one_asked_for(
     model: nn.Module, asked: torch.dtype | None, used: str
 ) -> None:
-    assert hessinit.measure(hessinit.Problem(model, LOSS, batch(), dtype=asked)).versions["dtype"] == used
-
-
-# Functions that torch cannot differentiate twice ------------------------------------------------------------
+    assert measure(model, LOSS, batch(), dtype=asked).versions["dtype"] == used
 
 
 @each_curvature
 def test_a_sparse_embedding_is_measured_like_a_dense_one(curvature: str) -> None:
-    sparse, dense = (
-        nn.Sequential(nn.Embedding(7, 3, sparse=one), nn.Tanh(), nn.Flatten(), nn.Linear(6, 4))
-        for one in (True, False)
-    )
+    embeddings = nn.Embedding(7, 3, sparse=True), nn.Embedding(7, 3)
+    sparse, dense = (nn.Sequential(one, nn.Tanh(), nn.Flatten(), nn.Linear(6, 4)) for one in embeddings)
     dense.load_state_dict(sparse.state_dict())
     data = torch.randint(7, (5, 2)), torch.randint(4, (5,))
     found, truth = (hessinit.measure(model, LOSS, data, curvature=curvature) for model in (sparse, dense))
@@ -263,10 +244,8 @@ def test_a_hardsigmoid_has_the_second_derivative_that_torch_lacks(inplace: bool)
     first, _, last = network(dtype=torch.float64)
     options = {"curvature": "both", "details": "jacobians", "tolerance": 1e-8}
     by_hand = Net(lambda _, x: nn.functional.relu6(x + 3) / 6)
-    report, truth = (
-        call(hessinit.measure, nn.Sequential(first, middle, last), LOSS, batch(), **options)
-        for middle in (nn.Hardsigmoid(inplace), by_hand)
-    )
+    models = [nn.Sequential(first, middle, last) for middle in (nn.Hardsigmoid(inplace), by_hand)]
+    report, truth = (measure(model, LOSS, batch(), **options) for model in models)
     for row, other in zip(report, truth, strict=True):
         assert row.norm == pytest.approx(other.norm, rel=1e-6)
     assert report["0"].jacobians.activation == pytest.approx(1 / 6)
@@ -288,9 +267,4 @@ def test_a_second_derivative_that_torch_lacks_is_named_and_the_way_out_leads_out
     )  # fmt: skip
     with pytest.raises(hessinit.ProblemError, match="of cdist.*Leave the weights before it out .layers=."):
         hessinit.measure(radial, LOSS, batch(), curvature=curvature)
-    assert (
-        hessinit.measure(
-            hessinit.Problem(radial, LOSS, batch(), layers="head"), curvature=curvature
-        ).network.norm
-        > 0
-    )
+    assert measure(radial, LOSS, batch(), layers="head", curvature=curvature).network.norm > 0

@@ -16,7 +16,7 @@ from transformers import BatchEncoding
 
 import hessinit
 from hessinit_paper import quadratic_form
-from tiny import LOSS, inputs, labels
+from tiny import LOSS, SHORT_RUNS, Net, inputs, labels
 
 FIRST, SECOND = inputs(6, 3), inputs(6, 2)
 
@@ -49,8 +49,7 @@ class TwoInputs(nn.Module):
         return self.head(torch.tanh(self.one(first) + self.other(second)))
 
 
-SHORT: dict[str, Any] = {"steps": 10, "seeds": 1, "batch_size": 3}
-SHORT["settings"] = hessinit.RunSettings(workers=1, progress=False)
+SHORT = {**SHORT_RUNS, "batch_size": 3}
 # A number of each, on a model that is made anew.
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "measure": lambda batch: hessinit.measure(TwoInputs(), LOSS, batch).network.norm,
@@ -59,7 +58,9 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "jacobian": lambda batch: hessinit.jacobian(TwoInputs(), LOSS, batch).to_dense().sum().item(),
     "quadratic_form": lambda batch: quadratic_form(hessinit.Problem(TwoInputs(), LOSS, batch))[0].exact,
     "advise": lambda batch: hessinit.advise(TwoInputs(), LOSS, batch, optimizer="adamw").learning_rate,
-    "initialize_": lambda batch: hessinit.initialize_(TwoInputs(), LOSS, batch, lr=0.1, data=batch, progress=False, fit=hessinit.Fit(trial_steps=3)).trials[0].score,
+    "initialize_": lambda batch: hessinit.initialize_(
+        TwoInputs(), LOSS, batch, lr=0.1, data=batch, progress=False, fit=hessinit.Fit(trial_steps=3)
+    ).trials[0].score,
     "assert_sound": lambda batch: hessinit.assert_sound(TwoInputs(), LOSS, batch).network.norm,
     "track": lambda batch: hessinit.track(TwoInputs(), LOSS, batch, path=None).measure().norm,
     "compare": lambda batch: hessinit.compare(
@@ -118,51 +119,34 @@ def test_what_is_no_batch_is_refused_by_every_function(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["initialize_", "compare", "sweep"])
 def test_inputs_that_cannot_be_cut_into_batches_are_refused(name: str) -> None:
-    for container in (
-        SimpleNamespace(first=FIRST, second=SECOND),
-        {"first": FIRST.numpy(), "second": SECOND.numpy()},
-    ):
-        with pytest.raises(
-            hessinit.ProblemError, match="without a tensor in it.* or pass a list of ready batches"
-        ):
+    message = "without a tensor in it.* or pass a list of ready batches"
+    arrays = {"first": FIRST.numpy(), "second": SECOND.numpy()}
+    for container in (SimpleNamespace(first=FIRST, second=SECOND), arrays):
+        with pytest.raises(hessinit.ProblemError, match=message):
             FUNCTIONS[name]((container, labels()))
 
 
-class TimeFirst(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.recurrent, self.head = nn.GRU(3, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.recurrent(x)[0][-1])
-
-
-class Graph(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.inner, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
-
-    def forward(self, graph: Any) -> Tensor:
-        nodes, (start, end) = graph
-        return self.head(torch.zeros(6, 4).index_add(0, end, torch.tanh(self.inner(nodes))[start]))
+def along_edges(net: Any, graph: Any) -> Tensor:
+    nodes, (start, end) = graph
+    return net.head(torch.zeros(6, 4).index_add(0, end, torch.tanh(net.body(nodes))[start]))
 
 
 @pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
-@pytest.mark.parametrize("kind", [TimeFirst, Graph])
-def test_a_batch_that_cannot_be_halved_is_initialized_on_the_whole(kind: type[nn.Module]) -> None:
+@pytest.mark.parametrize("kind", ["time first", "graph"])
+def test_a_batch_that_cannot_be_halved_is_initialized_on_the_whole(kind: str) -> None:
+    torch.manual_seed(1)
     edges = torch.tensor([[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 3]])
-    x: Any = inputs(5, 6, 3) if kind is TimeFirst else (FIRST, edges)
-    result = hessinit.initialize_(kind(), LOSS, (x, labels()), lr=0.1, progress=False)
+    x, run, body = (FIRST, edges), along_edges, nn.Linear
+    if kind == "time first":
+        x, run, body = inputs(5, 6, 3), lambda net, x: net.head(net.body(x)[0][-1]), nn.GRU
+    model = Net(run, body=body(3, 4), head=nn.Linear(4, 3))
+    result = hessinit.initialize_(model, LOSS, (x, labels()), lr=0.1, progress=False)
     assert result.survival is not None
     assert result.survival.survived
 
 
 def test_a_loader_of_containers_is_read_as_batches() -> None:
-    examples = [
-        ({"first": one, "second": other}, label)
-        for one, other, label in zip(FIRST, SECOND, labels(), strict=True)
-    ]
-    report = hessinit.measure(TwoInputs(), LOSS, DataLoader(examples, batch_size=3))
+    pairs = [{"first": first, "second": second} for first, second in zip(FIRST, SECOND, strict=True)]
+    loader = DataLoader(list(zip(pairs, labels(), strict=True)), batch_size=3)
+    report = hessinit.measure(TwoInputs(), LOSS, loader)
     assert report.network.norm == pytest.approx(FUNCTIONS["measure"](((FIRST, SECOND), labels())), rel=1e-3)

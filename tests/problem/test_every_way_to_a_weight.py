@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import hessinit
 import tiny
-from calls import call
+from calls import measure
 from tiny import LOSS, Net, batch, inputs, labels, network
 
 EXACT: dict[str, Any] = {"dtype": torch.float64, "tolerance": 1e-8}
@@ -86,11 +86,9 @@ def tied_batch() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_second_way_to_a_weight_counts_and_leads_to_the_models_own_weight_again(
-    way: str, curvature: str
-) -> None:
+def test_a_second_way_to_a_weight_counts_and_leads_to_the_models_own_again(way: str, curvature: str) -> None:
     model = Tied(way)
-    report = call(hessinit.measure, model, LOSS, tied_batch(), curvature=curvature, **EXACT)
+    report = measure(model, LOSS, tied_batch(), curvature=curvature, **EXACT)
     assert model.find() is model.embed.weight
     names = {"embed": ["embed.weight"], "middle": ["middle.weight"]}
     truth = true_norms(Parts(Tied("by a method"), LOSS, tied_batch()), names, curvature)
@@ -102,7 +100,7 @@ def test_the_argument_forward_may_hold_a_weight_too(curvature: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     weight = model[0].weight
     forward = lambda net, x: net(x @ weight)  # noqa: E731
-    report = call(hessinit.measure, model, LOSS, batch(), forward=forward, curvature=curvature, **EXACT)
+    report = measure(model, LOSS, batch(), forward=forward, curvature=curvature, **EXACT)
     truth = true_norms(Parts(model, LOSS, batch(), forward), {"0": ["0.weight"]}, curvature)
     assert report["0"].norm == pytest.approx(truth["0"], rel=1e-6)
 
@@ -118,7 +116,7 @@ def test_a_hidden_way_without_a_gradient_is_refused_too() -> None:
     """A frozen weight leaves no trace in the graph; the finite differences move the user's own parameter."""
     model = Tied("in slots").requires_grad_(False)
     with pytest.raises(hessinit.ProblemError, match="is not that of the function that is trained"):
-        hessinit.measure(hessinit.Problem(model, LOSS, tied_batch(), layers="embed"))
+        measure(model, LOSS, tied_batch(), layers="embed")
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -166,7 +164,7 @@ def test_the_way_out_for_an_auxiliary_loss_leads_out() -> None:
 
     torch.manual_seed(0)
     model = auxiliary()
-    report = call(hessinit.measure, model, loss, batch(), forward=forward, curvature="hessian", **EXACT)
+    report = measure(model, loss, batch(), forward=forward, curvature="hessian", **EXACT)
     truth = true_norms(Parts(model, loss, batch(), forward), {"first": ["first.weight"]}, "hessian")
     assert report["first"].norm == pytest.approx(truth["first"], rel=1e-6)
 

@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hessinit
 import hessinit_paper
-from calls import call
+from calls import call, measure
 from conftest import read_global_torch_state
-from tiny import LOSS, batch, network, raise_from
+from tiny import LOSS, SHORT_RUNS, batch, network, raise_from
 from zoo.snapshot import differences, snapshot
 
 pytestmark = [
@@ -40,9 +40,9 @@ for line in sys.stdin:
     os.kill(os.getppid(), signal.SIGINT)
 """
 BATCH = batch(12)
+NAMED = {"inputs": BATCH[0], "labels": BATCH[1]}
 EACH = DataLoader(TensorDataset(*BATCH), batch_size=4)
-FEW: dict[str, Any] = {"seeds": 1, "steps": 10, "batch_size": 4}
-FEW["settings"] = hessinit.RunSettings(workers=1, progress=False)
+FEW = {**SHORT_RUNS, "batch_size": 4}
 FREEZE: dict[str, Any] = {"dropout": "freeze"}
 
 
@@ -92,20 +92,12 @@ def products(model: nn.Module) -> Any:
     return [call(make, model, LOSS, BATCH, **FREEZE).to_dense() for make in operators]
 
 
-def scheme(name: str) -> Callable[[nn.Module], Any]:
-    return lambda model: hessinit.apply_scheme_(model, name, sample=BATCH[0])
-
-
-def labelled(model: nn.Module) -> Any:
-    return hessinit.logits_problem(Labelled(model), {"inputs": BATCH[0], "labels": BATCH[1]})
-
-
 VERBS: dict[str, Callable[[nn.Module], Any]] = {
-    "measure": lambda model: call(hessinit.measure, model, LOSS, BATCH, **FREEZE),
-    "both": lambda model: call(hessinit.measure, model, LOSS, EACH, curvature="both", **FREEZE),
+    "measure": lambda model: measure(model, LOSS, BATCH, **FREEZE),
+    "both": lambda model: measure(model, LOSS, EACH, curvature="both", **FREEZE),
     "bounds": lambda model: hessinit.measure(model.eval(), LOSS, BATCH, details="jacobians"),
-    "diagnostics": lambda model: call(hessinit.measure, model, LOSS, BATCH, **FREEZE, details="diagnostics"),
-    "trace": lambda model: call(hessinit.measure, model, LOSS, BATCH, **FREEZE, details=["top-2", "trace"]),
+    "diagnostics": lambda model: measure(model, LOSS, BATCH, **FREEZE, details="diagnostics"),
+    "trace": lambda model: measure(model, LOSS, BATCH, **FREEZE, details=["top-2", "trace"]),
     "operators": products,
     "quadratic_form": lambda model: hessinit_paper.quadratic_form(hessinit.Problem(model, LOSS, BATCH)),
     "advise": lambda model: hessinit.advise(model, LOSS, BATCH, optimizer="adamw"),
@@ -117,13 +109,11 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
         model.eval(), LOSS, BATCH, lr=0.1, fit=hessinit.Fit(scaling="all")
     ),
     "race": race,
-    "he": scheme("he"),
-    "lsuv": scheme("lsuv"),
-    "logits_problem": labelled,
+    "he": lambda model: hessinit.apply_scheme_(model, "he", sample=BATCH[0]),
+    "lsuv": lambda model: hessinit.apply_scheme_(model, "lsuv", sample=BATCH[0]),
+    "logits_problem": lambda model: hessinit.logits_problem(Labelled(model), NAMED),
     "gain": lambda model: hessinit.gain(lambda x: x * torch.sigmoid(x)),
-    "compare": lambda model: hessinit.compare(
-        build, LOSS, BATCH, schemes=["he"], learning_rates=[0.1], **FEW
-    ),
+    "compare": lambda _: hessinit.compare(build, LOSS, BATCH, schemes=["he"], learning_rates=[0.1], **FEW),
     "sweep": lambda model: hessinit.sweep(build, LOSS, BATCH, stds=[0.1], **FEW),
 }
 
@@ -159,11 +149,8 @@ def picture(model: nn.Module, writes: bool) -> dict[str, Any]:
 def test_an_interrupt_at_any_moment_leaves_all_as_it_was_or_the_result_in_hand(
     verb: str, send_at: Callable[[float], None]
 ) -> None:
-    run, source, writes = (
-        VERBS[verb],
-        random.Random(verb),
-        verb in ("initialize_", "gains", "race", "he", "lsuv"),
-    )
+    run, source = VERBS[verb], random.Random(verb)
+    writes = verb in ("initialize_", "gains", "race", "he", "lsuv")
     run(build())  # what is done once, in the first call
     torch.manual_seed(2)
     model, started = build(), time.perf_counter()
@@ -223,10 +210,6 @@ def test_a_warning_that_is_an_error_brings_the_old_weights_back() -> None:
     assert values(model) == old
 
 
-def later(seconds: float = 0.1) -> None:
-    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
-
-
 @pytest.mark.parametrize("place", ["forward", "loss", "data", "build"])
 def test_code_that_waits_is_interrupted_at_once(place: str) -> None:
     first, model = [place], build()
@@ -235,7 +218,7 @@ def test_code_that_waits_is_interrupted_at_once(place: str) -> None:
     def wait(here: str) -> None:
         if here in first:
             first.clear()
-            later()
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
             time.sleep(30)
 
     def forward(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -257,7 +240,7 @@ def test_code_that_waits_is_interrupted_at_once(place: str) -> None:
     def run() -> None:
         if place == "build":
             hessinit.compare(make, LOSS, BATCH, **FEW)
-        call(hessinit.measure, model, loss, batches(), forward=forward, **FREEZE)
+        measure(model, loss, batches(), forward=forward, **FREEZE)
 
     started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
@@ -279,7 +262,7 @@ def test_a_handler_of_the_user_s_own_is_called_and_kept() -> None:
 
     before = signal.signal(signal.SIGINT, listen)
     try:
-        report = call(hessinit.measure, build(), LOSS, BATCH, forward=forward, **FREEZE)
+        report = measure(build(), LOSS, BATCH, forward=forward, **FREEZE)
         assert signal.getsignal(signal.SIGINT) is listen
     finally:
         signal.signal(signal.SIGINT, before)
@@ -294,18 +277,18 @@ def test_a_timeout_by_an_alarm_leaves_all_as_it_was() -> None:
     def expire(number: int, frame: object) -> None:
         raise Expired
 
-    def measure(seconds: float) -> None:
+    def measure_for(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         while True:
-            call(hessinit.measure, model, LOSS, BATCH, **FREEZE)
+            measure(model, LOSS, BATCH, **FREEZE)
 
-    call(hessinit.measure, build(), LOSS, BATCH, **FREEZE)
+    measure(build(), LOSS, BATCH, **FREEZE)
     before, model = signal.signal(signal.SIGALRM, expire), build()
     kept, source = picture(model, False), random.Random(0)
     try:
         for _ in range(20):
             with pytest.raises(Expired):
-                measure(source.uniform(1e-4, 1e-2))
+                measure_for(source.uniform(1e-4, 1e-2))
             assert differences(kept, picture(model, False)) == []
             assert signal.getsignal(signal.SIGALRM) is expire
     finally:
@@ -318,10 +301,10 @@ def test_another_thread_measures_without_touching_the_handlers() -> None:
     before = signal.getsignal(signal.SIGINT)
 
     def work() -> None:
-        found.append(call(hessinit.measure, build(), LOSS, BATCH, **FREEZE).network.norm)
+        found.append(measure(build(), LOSS, BATCH, **FREEZE).network.norm)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found[0] == call(hessinit.measure, build(), LOSS, BATCH, **FREEZE).network.norm
+    assert found[0] == measure(build(), LOSS, BATCH, **FREEZE).network.norm
     assert signal.getsignal(signal.SIGINT) is before

@@ -26,12 +26,12 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Subset
 
 import hessinit
 import tiny
-from calls import call
+from calls import measure
 from conftest import read_global_torch_state
 from hessinit.problem.batches import read_batches
 from hessinit.problem.preserve import untouched_sources
 from hessinit.problem.substitutes import in_mode
-from tiny import LOSS, Calling, Net, batch, inputs, labels, network, raise_from
+from tiny import LOSS, SHORT_RUNS, Calling, Net, batch, inputs, labels, network, raise_from
 from zoo.snapshot import differences, snapshot
 
 each_curvature = pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
@@ -98,7 +98,7 @@ def test_everything_comes_back(busy: Busy, curvature: str, training: bool, dtype
     before = state(busy, LOSS, data)
     options: dict[str, Any] = {"curvature": curvature, "dtype": dtype, "tolerance": 1e-2}
     # In train mode a spectral norm steps its power iteration, which the backward takes for constant.
-    report = call(hessinit.measure, busy, LOSS, data, check=not training, **options)
+    report = measure(busy, LOSS, data, check=not training, **options)
     assert report.network.norm > 0
     assert differences(before, state(busy, LOSS, data)) == []
 
@@ -120,9 +120,7 @@ def test_everything_comes_back_when_the_forward_the_loss_or_a_product_raises(
     elif where == "grad":
         monkeypatch.setattr(torch.autograd, "grad", lambda *a, **b: interrupt() or differentiate(*a, **b))
     with pytest.raises(error, match="in the middle"):
-        hessinit.measure(
-            hessinit.Problem(busy, loss, data, reduction="mean"), curvature=curvature, tolerance=1e-6
-        )
+        measure(busy, loss, data, reduction="mean", curvature=curvature, tolerance=1e-6)
     monkeypatch.undo()
     busy.before_call = None
     assert differences(before, state(busy, loss, data)) == []
@@ -144,9 +142,7 @@ def test_generators_go_on_as_if_nothing_had_been_drawn(kind: str) -> None:
         torch.manual_seed(11), random.seed(11), numpy.random.seed(11)  # noqa: NPY002
         first = DRAWS[kind]()
         if measures:
-            hessinit.measure(
-                hessinit.Problem(model, LOSS, loader, dropout="freeze"), details=["trace", "density"]
-            )
+            measure(model, LOSS, loader, dropout="freeze", details=["trace", "density"])
         seen.append([first, DRAWS[kind]()])
     assert seen[0] == seen[1]
 
@@ -222,15 +218,15 @@ def test_state_in_objects_containers_tensors_and_globals_is_put_back(fails: bool
     model.fails, before = fails, model.state()
     if fails:
         with pytest.raises(hessinit.ProblemError, match="holds NaN or inf"):
-            call(hessinit.measure, model, LOSS, batch(), **options)
+            measure(model, LOSS, batch(), **options)
     else:
-        report = call(hessinit.measure, model, LOSS, batch(), **options)
+        report = measure(model, LOSS, batch(), **options)
         # Every call starts from the state found: one step of the mean from zeros, and of the buffer to ones.
         same = Net(
             lambda m, x: m.last(torch.tanh(m.inner(x) - 0.5 * m.inner(x).mean(0))),
             inner=model.inner, last=model.last,
         )  # fmt: skip
-        expected = call(hessinit.measure, same, LOSS, batch(), **options)
+        expected = measure(same, LOSS, batch(), **options)
         assert report.network.norm == pytest.approx(expected.network.norm, rel=3e-5)
     assert model.state() == before
 
@@ -387,7 +383,7 @@ def test_inputs_targets_and_the_state_of_a_loss_are_not_written_to() -> None:
             return F.cross_entropy(output - self.centre, target.remainder_(3))
 
     loss, data = Centred(), (inputs(), labels() + 3)
-    hessinit.measure(hessinit.Problem(network(), loss, data, check=False))  # the centre is a stopped gradient
+    measure(network(), loss, data, check=False)  # the centre is a stopped gradient
     assert torch.equal(data[1], labels() + 3)
     assert (loss.centre.tolist(), loss.calls) == ([0, 0, 0], 0)
     found = hessinit.measure(Calling(lambda net, x: net(x.mul_(2).relu_())), LOSS, (data[0], labels()))
@@ -397,7 +393,8 @@ def test_inputs_targets_and_the_state_of_a_loss_are_not_written_to() -> None:
 
 
 @each_curvature
-def test_nothing_is_kept_alive_afterwards(curvature: str) -> None:
+@pytest.mark.parametrize("details", [(), "diagnostics"])
+def test_nothing_is_kept_alive_afterwards(curvature: str, details: Any) -> None:
     seen: list[weakref.ref[torch.Tensor]] = []
 
     def forward(net: Any, x: torch.Tensor) -> torch.Tensor:
@@ -408,13 +405,10 @@ def test_nothing_is_kept_alive_afterwards(curvature: str) -> None:
     gc.collect()
     gc.disable()
     try:
-        hessinit.measure(Calling(forward), LOSS, batch(), curvature=curvature)
+        hessinit.measure(Calling(forward), LOSS, batch(), curvature=curvature, details=details)
         assert [hidden() for hidden in seen] == [None] * len(seen)
     finally:
         gc.enable()
-
-
-# Sources of data: torch's generators, wherever they are kept ----------------------------------------------
 
 
 class Holder:
@@ -480,14 +474,7 @@ RUNS: dict[str, Callable[[DataLoader[Any]], object]] = {
         network(), LOSS, batch(4), lr=0.1, data=data, progress=False, fit=hessinit.Fit(trial_steps=3)
     ),
     "compare": lambda data: hessinit.compare(
-        network,
-        LOSS,
-        data,
-        schemes=["default"],
-        learning_rates=[0.1],
-        steps=10,
-        seeds=1,
-        settings=hessinit.RunSettings(workers=1, progress=False),
+        network, LOSS, data, schemes=["default"], learning_rates=[0.1], **SHORT_RUNS
     ),
 }
 

@@ -15,23 +15,21 @@ import torch.nn.functional as F
 from torch import nn
 
 import hessinit
-from calls import call
+from calls import measure
 from dense import dense_curvature, ends
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
 
 def check_refused(message: str, model: Any, loss: Any = LOSS, data: Any = None, **options: Any) -> None:
     with pytest.raises(hessinit.ProblemError, match=message):
-        call(hessinit.measure, model, loss, data or batch(), dropout="refuse", **options)
+        measure(model, loss, data or batch(), dropout="refuse", **options)
 
 
 ATTENDING = Net(
     lambda m, x: m.attention(x, x, x, need_weights=False)[0].mean(1),
     attention=nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True),
 )
-RECURRENT = Net(
-    lambda m, x: m.lstm(x)[0][:, -1], lstm=nn.LSTM(4, 3, num_layers=2, dropout=0.3, batch_first=True)
-)
+RECURRENT = Net(lambda m, x: m.lstm(x)[0][-1], lstm=nn.LSTM(4, 3, num_layers=2, dropout=0.3))
 DROPPING: list[tuple[nn.Module, str]] = [
     (nn.Sequential(nn.Dropout(), network(), nn.AlphaDropout()), "0 (Dropout), 2 (AlphaDropout)"),
     (ATTENDING, "attention (MultiheadAttention)"),
@@ -41,7 +39,8 @@ DROPPING: list[tuple[nn.Module, str]] = [
 
 @pytest.mark.parametrize(("model", "named"), DROPPING, ids=[named for _, named in DROPPING])
 def test_active_dropout_is_refused_by_name_and_at_rest_it_is_measured(model: nn.Module, named: str) -> None:
-    data = (inputs(6, 2, 4), labels()) if model in (ATTENDING, RECURRENT) else batch()
+    shapes = {ATTENDING: (6, 2, 4), RECURRENT: (2, 6, 4)}
+    data = inputs(*shapes.get(model, (6, 4))), labels()
     active = re.escape(f"dropout is active (train mode) in {named}: ")
     check_refused(active + '.*model.eval\\(\\), or pass dropout="freeze"', model.train(), data=data)
     assert hessinit.measure(model.eval(), LOSS, data).network.norm > 0
@@ -61,9 +60,7 @@ def test_any_other_random_forward_is_found_by_repeating_it_and_measured_alike_wh
     model, message = Calling(RANDOM[kind]), 'output changes from call to call.*model.eval\\(\\).*"freeze"'
     for examples in (1, 6):
         check_refused(message, model, data=batch(examples))
-    first, second = (
-        hessinit.measure(hessinit.Problem(model, LOSS, batch(), dropout="freeze", seed=5)) for _ in range(2)
-    )
+    first, second = (measure(model, LOSS, batch(), dropout="freeze", seed=5) for _ in range(2))
     assert first.network == second.network
     assert any("frozen to one draw (seed 5)" in note for note in first.notes)
 
@@ -73,7 +70,7 @@ def test_a_random_loss_and_a_generator_that_nobody_knows_are_found() -> None:
         return F.cross_entropy(output + torch.randn(3), target)
 
     check_refused("the loss changes from call to call on the same output", network(), noisy)
-    assert hessinit.measure(hessinit.Problem(network(), noisy, batch(), dropout="freeze")).network.norm > 0
+    assert measure(network(), noisy, batch(), dropout="freeze").network.norm > 0
     own = torch.Generator().manual_seed(0)
     check_refused("changes from call to call", Calling(lambda net, x: net(x) + torch.randn(3, generator=own)))
 
@@ -98,7 +95,7 @@ def test_generators_of_a_models_own_are_found_frozen_and_left_where_they_are(kin
         inner=network(), source=source, sources=[source],
     )  # fmt: skip
     check_refused("output changes from call to call", model)
-    report = hessinit.measure(hessinit.Problem(model, LOSS, batch(), dropout="freeze", seed=4))
+    report = measure(model, LOSS, batch(), dropout="freeze", seed=4)
     assert model.source is model.sources[0] is source
     factors = [draw(source), draw(source)]  # the first two: nobody drew before
     fixed = Calling(lambda net, x: net(x * factors[0]) * factors[1])
@@ -115,7 +112,7 @@ def test_frozen_dropout_is_right_for_the_mask_it_drew(curvature: str) -> None:
         return net[2](net[1](net[0](x)) * mask)
 
     options: dict[str, Any] = {"dropout": "freeze", "dtype": torch.float64, "tolerance": 1e-8}
-    report = call(hessinit.measure, Calling(drop), LOSS, batch(), curvature=curvature, **options)
+    report = measure(Calling(drop), LOSS, batch(), curvature=curvature, **options)
     seen = [told.get() for _ in range(told.qsize())]
     masked = Calling(lambda net, x: net[2](net[1](net[0](x)) * seen[0]))
     truth = dense_curvature(masked, LOSS, batch(), curvature)

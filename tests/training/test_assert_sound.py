@@ -25,6 +25,7 @@ from hessinit import (
     initialize_,
     measure,
 )
+from tiny import Net
 
 SQUARES = nn.MSELoss()
 
@@ -162,11 +163,7 @@ BROKEN: dict[str, tuple[type[nn.Module], Callable[[nn.Sequential], object], str]
     "default": (nn.ReLU, lambda net: None, "all examples look the same"),
     "shrinking": (nn.Tanh, scale(0.3), "Activations shrink with depth: those of Layer 0"),
     "growing": (nn.ReLU, scale(1.65), "Activations grow with depth: those of Layer 22"),
-    "identical": (
-        nn.Tanh,
-        lambda net: [nn.init.constant_(one, 0.1) for one in net.parameters()],
-        "identical",
-    ),
+    "identical": (nn.Tanh, lambda net: [nn.init.constant_(p, 0.1) for p in net.parameters()], "identical"),
 }
 
 
@@ -236,30 +233,13 @@ def test_a_norm_that_did_not_converge_does_not_pass() -> None:
     unfinished = {"max_iterations": 1, "estimator": "lanczos"}
     with pytest.warns(ConvergenceWarning):
         assert not call(measure, *problem, **unfinished).converged
-    assert re.match(
-        r"weight and the network did not reach tolerance=0.001: stopped", said(*problem, **unfinished)
-    )
+    words = "weight and the network did not reach tolerance=0.001: stopped"
+    assert said(*problem, **unfinished).startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"lr": 0}, "lr=0 must be a finite number above 0"),
-        ({"times_stable": 0}, "times_stable=0 must be a finite number above 0, such as 1"),
-        ({"optimizer": "adm"}, "optimizer='adm' is unknown; .* Did you mean 'adam'"),
-        ({"lr": 0.1, "network": False}, "network=False and a learning rate do not go together"),
-        ({"estimator": "lancsoz"}, "estimator='lancsoz' is unknown"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_is_measured(options: dict[str, Any], words: str) -> None:
-    class Untouchable(nn.Linear):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            raise RuntimeError("called")
-
-    with pytest.raises(ProblemError, match=words):
-        call(assert_sound, Untouchable(2, 1), SQUARES, (torch.eye(2), torch.zeros(2, 1)), **options)
+def test_inputs_that_are_not_finite_are_an_error_and_no_failure() -> None:
     model, loss, (inputs, targets) = quadratic()
-    with pytest.raises(ProblemError, match="the inputs hold 4 NaN or inf"):  # an error, not a failure
+    with pytest.raises(ProblemError, match="the inputs hold 4 NaN or inf"):
         assert_sound(model, loss, (inputs * torch.nan, targets))
 
 
@@ -299,36 +279,29 @@ def test_a_saturated_loss_and_layers_on_which_it_does_not_depend_are_failures() 
         model[2].weight.mul_(1e6)
     assert said(model, loss, batch).startswith("the loss is saturated: it bends at smaller outputs of the")
 
-    class Unused(nn.Sequential):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return self[1](inputs)
-
     _, loss, batch = classifier()
-    assert said(Unused(nn.Linear(5, 16), nn.Linear(5, 3)), loss, batch).startswith(
-        "Layer 0 gets no gradient: the forward does not use it, or detaches the result. Use it, freeze it"
-    )
+    unused = Net(lambda net, x: net.last(x), first=nn.Linear(5, 16), last=nn.Linear(5, 3))
+    words = "first gets no gradient: the forward does not use it, or detaches the result. Use it, freeze it"
+    assert said(unused, loss, batch).startswith(words)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_weights_that_are_zero_on_purpose_are_sound(optimizer: str) -> None:
     """The last layer gets a gradient, B of LoRA and the end of a branch a step later, the others then."""
 
-    class Adapted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.a, self.b = nn.Linear(5, 16), nn.Linear(16, 4), nn.Linear(4, 16)
-            self.inner, self.end, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 3)
-            for one in (self.b, self.end, self.last):
-                nn.init.zeros_(one.weight)
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            state = torch.relu(self.first(inputs))
-            state = state + self.b(self.a(state))
-            return self.last(state + self.end(torch.relu(self.inner(state))))
+    def run(net: Any, inputs: torch.Tensor) -> torch.Tensor:
+        state = torch.relu(net.first(inputs))
+        state = state + net.b(net.a(state))
+        return net.last(state + net.end(torch.relu(net.inner(state))))
 
     _, loss, batch = classifier()
     torch.manual_seed(0)
-    assert assert_sound(Adapted(), loss, batch, optimizer=optimizer, lr=0.01)
+    sizes = {"first": (5, 16), "a": (16, 4), "b": (4, 16), "inner": (16, 16), "end": (16, 16)}
+    sizes["last"] = (16, 3)
+    model = Net(run, **{name: nn.Linear(*size) for name, size in sizes.items()})
+    for one in (model.b, model.end, model.last):
+        nn.init.zeros_(one.weight)
+    assert assert_sound(model, loss, batch, optimizer=optimizer, lr=0.01)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import hessinit
 from calls import call
 from hessinit.digits import load_digits
+from tiny import Calling
 
 pytestmark = pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
 
@@ -65,16 +66,6 @@ def renamed() -> nn.Sequential:
     return model
 
 
-class Wrapped(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.inner(inputs)
-        return outputs
-
-
 def shifted(loss: Any, constant: float) -> Any:
     return lambda outputs, targets: loss(outputs, targets) + constant
 
@@ -103,7 +94,7 @@ def variants(case: Case) -> Iterator[tuple[str, Case]]:
     yield "another order", Case(build, loss, (inputs[ORDER], targets[ORDER]))
     yield "the batch twice", Case(build, loss, (torch.cat([inputs] * 2), torch.cat([targets] * 2)))
     yield "a list", Case(build, loss, [inputs, targets])
-    yield "wrapped", Case(lambda: Wrapped(build()), loss, case.batch)
+    yield "wrapped", Case(lambda: Calling(lambda net, x: net(x), build()), loss, case.batch)
     wide = inputs.double(), targets.double() if targets.is_floating_point() else targets
     yield "float64", Case(lambda: build().double(), loss, wide)
 
@@ -118,9 +109,6 @@ def of_plain(variant: str) -> Case:
         inputs, targets = digits()
         return Case(renamed, F.cross_entropy, (inputs, NAMES.argsort()[targets]))
     return dict(variants(plain()))[variant]
-
-
-# --- advise -----------------------------------------------------------------------------------------------
 
 
 def advised(case: Case, optimizer: str) -> tuple[float, float]:
@@ -169,9 +157,6 @@ def test_a_flat_loss_is_advised_the_same_rate(optimizer: str, variant: str) -> N
     assert rate == pytest.approx(advised(case, optimizer)[0], rel=ALIKE)
 
 
-# --- assert_sound -----------------------------------------------------------------------------------------
-
-
 def autoencoder() -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -216,9 +201,6 @@ def test_a_loss_with_small_gradients_is_judged_alike_in_every_form(lr: float, ve
     assert judged(case, "sgd", lr) == verdict
     for name, other in variants(case):
         assert judged(other, "sgd", lr) == verdict, name
-
-
-# --- measure ----------------------------------------------------------------------------------------------
 
 
 def far_off() -> nn.Sequential:
@@ -267,9 +249,6 @@ def test_the_verdict_of_measure_stays(name: str) -> None:
         assert report.network.norm / other.unit == pytest.approx(first.network.norm, rel=1e-2), variant
 
 
-# --- initialize_ ------------------------------------------------------------------------------------------
-
-
 def initialized(case: Case, lr: float | str, **options: Any) -> tuple[hessinit.Initialization, Tensor]:
     model = case.build()
     rate = lr if isinstance(lr, str) else case.rate(lr)
@@ -300,24 +279,18 @@ def test_initial_weights_of_a_loss_with_small_gradients_stay(lr: float | str) ->
         check_initialized(reconstruct, case, lr, variant)
 
 
-class Spread(nn.Module):
-    """A mean and the logarithm of a variance."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.hidden, self.both = nn.Linear(64, HIDDEN), nn.Linear(HIDDEN, 2)
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self.both(torch.tanh(self.hidden(inputs)))
+def spread() -> nn.Sequential:
+    """Of a mean and the logarithm of a variance."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(64, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 2))
 
 
 def gaussian() -> Case:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return F.gaussian_nll_loss(outputs[:, :1], targets, outputs[:, 1:].exp())
 
-    return Case(Spread, loss, (digits()[0], digits()[0].mean(1, keepdim=True) - 0.3))
+    return Case(spread, loss, (digits()[0], digits()[0].mean(1, keepdim=True) - 0.3))
 
 
 def test_initial_weights_of_a_loss_that_goes_below_zero_stay() -> None:
@@ -340,9 +313,6 @@ def test_a_race_on_one_batch_has_the_same_winner_in_every_form() -> None:
         result, others = initialized(case, 0.1, data=[tuple(case.batch)])
         assert result.trials[0].name == first.trials[0].name, variant
         assert float((others - weights).norm() / weights.norm()) < EQUAL, variant
-
-
-# --- compare ----------------------------------------------------------------------------------------------
 
 
 def compared(case: Case) -> hessinit.Comparison:
@@ -375,9 +345,6 @@ def outcome(case: Case) -> tuple[Any, ...]:
 def test_the_winner_of_a_comparison_stays(variant: str) -> None:
     assert first_comparison()[:2] == ("lsuv", 0.3)
     assert outcome(of_plain(variant)) == first_comparison()
-
-
-# --- track ------------------------------------------------------------------------------------------------
 
 
 def tracked(case: Case, lr: float) -> tuple[list[float], tuple[int, ...], str]:

@@ -26,8 +26,6 @@ from hessinit.training.loop import make_optimizer
 from hessinit.training.trial import TrainingSetup, try_weights
 from hessinit.training.weight_trials import Candidate, race_, read_race_data
 
-# --- Models, losses and data --------------------------------------------------------------------------------
-
 
 class Attention(nn.Module):
     """A transformer of one layer whose head is its embedding; it counts its calls."""
@@ -63,9 +61,8 @@ class SmoothedLoss(nn.Module):
 
 
 def convolutional() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 3)
-    )
+    layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2)
+    return nn.Sequential(*layers, nn.Linear(64, 3))
 
 
 def images(examples: int = 160) -> tuple[Tensor, Tensor]:
@@ -107,10 +104,8 @@ def bits(model: nn.Module, loss: Any = None, *, weights: bool = True) -> list[An
     found: list[Any] = []
     for parameter in model.parameters():
         found += [id(parameter), parameter.data_ptr(), id(parameter.grad), parameter.requires_grad]
-        found += [
-            parameter.tolist() if weights else None,
-            None if parameter.grad is None else parameter.grad.tolist(),
-        ]
+        found.append(parameter.tolist() if weights else None)
+        found.append(None if parameter.grad is None else parameter.grad.tolist())
     for module in itertools.chain.from_iterable(each.modules() for each in modules):
         found += [(name, id(one), one.tolist()) for name, one in module.named_buffers(recurse=False)]
         found += [module.training, getattr(module, "calls", None), list(getattr(module, "history", ()))]
@@ -120,14 +115,13 @@ def bits(model: nn.Module, loss: Any = None, *, weights: bool = True) -> list[An
     return [*found, torch.is_grad_enabled()]
 
 
-def setup_of(
-    model: nn.Module, loss: Any, optimizer: Any = "sgd", momentum: float = 0.9, **options: Any
-) -> TrainingSetup:
+ENTROPY = nn.CrossEntropyLoss()
+
+
+def setup_of(model: nn.Module, loss: Any, optimizer: Any = "sgd", **options: Any) -> TrainingSetup:
     """What the candidates share; `options` are those of `TrainingSetup`."""
+    momentum = options.pop("momentum", 0.9)
     return TrainingSetup(model, loss, lambda lr: make_optimizer(optimizer, model, lr, momentum), **options)
-
-
-# --- Who wins -----------------------------------------------------------------------------------------------
 
 
 def test_the_winner_leaves_its_initial_weights_and_the_better_half_goes_on() -> None:
@@ -135,13 +129,8 @@ def test_the_winner_leaves_its_initial_weights_and_the_better_half_goes_on() -> 
     model, told = convolutional(), list[ProgressState]()
     own = [one.clone() for one in model.parameters()]
     tries = candidates(model, 0.0, 1.0, 30.0, 3.0, 0.1)
-    trials = race_(
-        setup_of(model, nn.CrossEntropyLoss(), loss_range=THREE),
-        read(images(), steps=18),
-        tries,
-        steps=18,
-        progress=told.append,
-    )
+    setup = setup_of(model, ENTROPY, loss_range=THREE)
+    trials = race_(setup, read(images(), 18), tries, steps=18, progress=told.append)
     assert [trial.steps for trial in trials] == [18, 18, 12, 6, 6]
     assert trials[0].score < trials[1].score
     assert trials[0].outcome == "learned"
@@ -158,18 +147,12 @@ def test_a_candidate_that_waits_goes_on_as_if_it_had_not(optimizer: str) -> None
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
     data, truth = read(images(), steps=12), copy.deepcopy(model)
-    trials = race_(
-        setup_of(model, nn.CrossEntropyLoss(), optimizer=optimizer, momentum=0.8, loss_range=THREE),
-        data,
-        candidates(model, 1.0, 0.5, lr=0.02),
-        steps=12,
-    )
+    setup = setup_of(model, ENTROPY, optimizer=optimizer, momentum=0.8, loss_range=THREE)
+    trials = race_(setup, data, candidates(model, 1.0, 0.5, lr=0.02), steps=12)
     losses = []
-    stepper = (
-        torch.optim.AdamW(truth.parameters(), lr=0.02)
-        if optimizer == "adamw"
-        else torch.optim.SGD(truth.parameters(), lr=0.02, momentum=0.8)
-    )
+    stepper: Any = torch.optim.SGD(truth.parameters(), lr=0.02, momentum=0.8)
+    if optimizer == "adamw":
+        stepper = torch.optim.AdamW(truth.parameters(), lr=0.02)
     for batch in data.batches:
         stepper.zero_grad()
         value = nn.functional.cross_entropy(truth(batch.inputs.double()), batch.targets)
@@ -183,15 +166,8 @@ def test_a_candidate_that_waits_goes_on_as_if_it_had_not(optimizer: str) -> None
 def test_equal_candidates_train_alike_and_the_first_wins(training: bool) -> None:
     model, loss = with_gradients(Attention()).train(training), SmoothedLoss()
     tries = candidates(model, 1.0, 1.0, 1.0, lr=0.01)
-    runs = [
-        race_(
-            setup_of(model, loss, optimizer="adam", seed=seed, loss_range=TWELVE),
-            read(tokens(80), 24),
-            tries,
-            steps=24,
-        )
-        for seed in (0, 0, 1)
-    ]
+    setups = [setup_of(model, loss, optimizer="adam", seed=seed, loss_range=TWELVE) for seed in (0, 0, 1)]
+    runs = [race_(setup, read(tokens(80), 24), tries, steps=24) for setup in setups]
     assert runs[0] == runs[1] != runs[2]
     first, second, third = runs[0]
     assert first.losses == second.losses
@@ -207,9 +183,7 @@ def test_weights_that_blow_up_are_out_and_a_failed_start_says_why(loss_range: Lo
 
     model = convolutional()
     tries = [*candidates(model, 1.0, lr=1e9), Candidate("lsuv", 0.1, fail), *candidates(model, 0.5)]
-    trials = race_(
-        setup_of(model, nn.CrossEntropyLoss(), loss_range=loss_range), read(images(), 18), tries, steps=18
-    )
+    trials = race_(setup_of(model, ENTROPY, loss_range=loss_range), read(images(), 18), tries, steps=18)
     assert [trial.name for trial in trials] == ["times 0.5", "times 1", "lsuv"]
     assert [trial.survived for trial in trials] == [True, False, False]
     assert trials[1].reason.startswith("diverged")
@@ -225,7 +199,7 @@ def test_the_old_weights_return_if_nobody_survives() -> None:
     model = with_gradients(convolutional())
     before = bits(model)
     tries = candidates(model, 2.0, math.nan, 0.5, lr=1e9)
-    trials = race_(setup_of(model, nn.CrossEntropyLoss()), read(images()), tries, steps=9)
+    trials = race_(setup_of(model, ENTROPY), read(images()), tries, steps=9)
     assert not any(trial.survived for trial in trials)
     assert next(one for one in trials if one.name == "times nan").reason == "diverged by step 1"
     assert bits(model) == before
@@ -246,21 +220,16 @@ def test_a_dropped_candidate_is_trained_to_the_end_if_all_finalists_diverge() ->
     assert (trials[0].name, trials[0].steps, trials[0].reason) == ("0.001", 24, "")
 
 
-# --- Scores and data ----------------------------------------------------------------------------------------
-
-
 def test_a_fifth_is_held_out_where_batches_repeat_and_only_scores() -> None:
     inputs, targets = images(80)
     data = read((inputs, targets), steps=24)
     assert (len(data.batches), data.different, [one.size for one in data.held_out]) == (24, 8, [8, 8])
-    trained, scored = (
-        {tuple(one.flatten().tolist()) for each in part for one in each.inputs}
-        for part in (data.batches, data.held_out)
-    )
+    parts = [torch.cat([batch.inputs for batch in part]) for part in (data.batches, data.held_out)]
+    trained, scored = ({tuple(example) for example in part.flatten(1).tolist()} for part in parts)
     assert not trained & scored
     assert len(trained | scored) == 80
     model = convolutional()
-    trials = race_(setup_of(model, nn.CrossEntropyLoss()), data, candidates(model, 1.0, 0.5), steps=24)
+    trials = race_(setup_of(model, ENTROPY), data, candidates(model, 1.0, 0.5), steps=24)
     assert trials[0].score != pytest.approx(sum(trials[0].losses[-8:]) / 8)
     ready = read_race_data(list(zip(inputs.split(8), targets.split(8), strict=True)), None, 24)
     assert (ready.different, len(ready.held_out)) == (8, 2)
@@ -270,15 +239,10 @@ def test_a_fifth_is_held_out_where_batches_repeat_and_only_scores() -> None:
 
 def test_scoring_on_held_out_batches_changes_no_training() -> None:
     torch.manual_seed(0)
-    model, loss = (
-        nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 3)),
-        SmoothedLoss(),
-    )
-    data = read(images(80), steps=24)
-    with_score, without = (
-        race_(setup_of(model, loss), each, candidates(model, 1.0), steps=24)[0]
-        for each in (data, data._replace(held_out=()))
-    )
+    layers = nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 3)
+    model, data = nn.Sequential(*layers), read(images(80), steps=24)
+    setup, tries, bare = setup_of(model, SmoothedLoss()), candidates(model, 1.0), data._replace(held_out=())
+    with_score, without = (race_(setup, each, tries, steps=24)[0] for each in (data, bare))
     assert with_score.losses == without.losses
     assert with_score.score != without.score
 
@@ -287,15 +251,11 @@ def test_one_batch_tells_who_survives_and_learns_and_the_first_of_them_wins() ->
     model, (inputs, targets) = convolutional(), images(8)
     data = read_race_data((inputs, targets), (inputs, targets), 12)
     assert (data.different, data.held_out) == (1, ())
-    tries = [
-        *candidates(model, 1.0, lr=1e9),
-        *candidates(model, 0.9, lr=1e-6),
-        *candidates(model, 1.0, lr=0.2),
-        *candidates(model, 1.0, lr=0.3),
-    ]
+    scaled = ((1.0, 1e9), (0.9, 1e-6), (1.0, 0.2), (1.0, 0.3))
+    tries = [candidates(model, scale, lr=lr)[0] for scale, lr in scaled]
 
     def race(*given: Candidate, loss_range: LossRange = THREE) -> list[weight_trials.Trial]:
-        return race_(setup_of(model, nn.CrossEntropyLoss(), loss_range=loss_range), data, given, steps=12)
+        return race_(setup_of(model, ENTROPY, loss_range=loss_range), data, given, steps=12)
 
     blown, idle, slow, fast = tries
     first = race(*tries)
@@ -322,11 +282,9 @@ def test_noise_at_the_loss_of_a_constant_output_wins_nothing(different: int) -> 
     inputs, targets = torch.randn(72, 4, generator=data), torch.arange(72) % 2
     batches = [(inputs[at::9], targets[at::9]) for at in range(different)]
     tries = [Candidate(str(lr), lr, lambda: None) for lr in (1e-4, 3e-4, 1e-3)]
-    setup = setup_of(model, nn.CrossEntropyLoss(), loss_range=LossRange(constant=math.log(2), free=0.0))
-    orders = [
-        race_(setup, read_race_data(order, None, 12), tries, steps=12) for order in (batches, batches[::-1])
-    ]
-    for trials in orders:
+    setup = setup_of(model, ENTROPY, loss_range=LossRange(constant=math.log(2), free=0.0))
+    for order in (batches, batches[::-1]):
+        trials = race_(setup, read_race_data(order, None, 12), tries, steps=12)
         assert [trial.outcome for trial in trials] == ["did not learn"] * 3
         assert [trial.name for trial in trials] == ["0.0001", "0.0003", "0.001"]
         assert [trial.steps for trial in trials[:2]] == [48, 12]
@@ -365,9 +323,9 @@ def test_an_optimizer_may_be_a_function_of_the_parameters_alone() -> None:
         return rates[-1]
 
     tries = candidates(model, 1.0, lr=0.2)
-    mine = race_(setup_of(model, nn.CrossEntropyLoss(), optimizer=build), read(images()), tries, steps=9)
+    mine = race_(setup_of(model, ENTROPY, optimizer=build), read(images()), tries, steps=9)
     assert [group["lr"] for group in rates[0].param_groups] == pytest.approx([0.05, 0.2])
-    assert mine != race_(setup_of(model, nn.CrossEntropyLoss()), read(images()), tries, steps=9)
+    assert mine != race_(setup_of(model, ENTROPY), read(images()), tries, steps=9)
 
 
 STRANGER = nn.Linear(2, 2)
@@ -385,25 +343,16 @@ def test_an_optimizer_of_other_parameters_is_refused(build: Any, message: str) -
     model = with_gradients(convolutional())
     before = bits(model)
     with pytest.raises(ProblemError, match=message):
-        race_(
-            setup_of(model, nn.CrossEntropyLoss(), optimizer=build),
-            read(images()),
-            candidates(model, 2.0),
-            steps=9,
-        )
+        race_(setup_of(model, ENTROPY, optimizer=build), read(images()), candidates(model, 2.0), steps=9)
     assert bits(model) == before
-
-
-# --- Survival -----------------------------------------------------------------------------------------------
 
 
 def test_survival_is_told_and_everything_is_put_back() -> None:
     torch.manual_seed(0)
     model, loss = with_gradients(convolutional()), SmoothedLoss()
     before, batch = bits(model, loss), images(32)
-    good, bad = (
-        try_weights(setup_of(model, loss, loss_range=THREE), batch, lr=lr, steps=24) for lr in (0.1, 300.0)
-    )
+    setup = setup_of(model, loss, loss_range=THREE)
+    good, bad = (try_weights(setup, batch, lr=lr, steps=24) for lr in (0.1, 300.0))
     assert (good.survived, good.outcome) == (True, "learned")
     assert good.steps == len(good.losses) == 24
     assert good.score < good.losses[0]
@@ -428,8 +377,6 @@ def test_a_climb_is_measured_by_what_the_loss_can_gain() -> None:
     # The first stays far below a constant output, as weights do that were trained before.
     assert [trial.outcome for trial in trials] == ["learned", "diverged", "diverged"]
 
-
-# --- Left as found ------------------------------------------------------------------------------------------
 
 PROBLEMS: dict[str, Callable[[], tuple[nn.Module, Any, tuple[Tensor, Tensor]]]] = {
     "cnn": lambda: (convolutional(), nn.CrossEntropyLoss(), images(64)),
@@ -495,25 +442,18 @@ def test_whatever_is_raised_the_model_is_as_found(place: str, error: BaseExcepti
 
     own = candidates(model, 0.9, 1.0, 0.5)
     tries = [one._replace(write_=functools.partial(armed, one.write_)) for one in own]
+    setup = setup_of(model, loss, optimizer=build, forward=forward)
     for fuse in (1, 2, 3) if place in ("optimizer", "write_") else (1, 2, 5, 9, 13, 17, 23, 24):
         bombs |= {name: Bomb(fuse if name == place else 0, error) for name in PLACES}
         with pytest.raises(type(error)):
-            race_(
-                setup_of(model, loss, optimizer=build, forward=forward),
-                raced,
-                tries,
-                steps=12,
-                progress=bombs["progress"],
-            )
+            race_(setup, raced, tries, steps=12, progress=bombs["progress"])
         assert bits(model, own_loss) == before, f"{place}, call {fuse}"
 
 
 def test_ctrl_c_at_any_line_of_the_race_leaves_the_model_as_found() -> None:
     torch.manual_seed(0)
-    model, loss = (
-        with_gradients(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(0.1))),
-        SmoothedLoss(),
-    )
+    layers, loss = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(0.1)), SmoothedLoss()
+    model = with_gradients(layers)
     inputs = torch.randn(40, 3)
     data = read((inputs, torch.arange(40) % 2), steps=3)
     before = bits(model, loss)

@@ -170,9 +170,8 @@ def test_what_a_full_disk_did_not_take_or_someone_removed_follows_with_the_next_
     tracking = tracker.close()
     assert Tracking.load(path) == tracking
     assert tracking.losses == tuple((step, float(step)) for step in range(1, 6))
-    assert [note for note in tracking.notes if "run.jsonl could not be written: " in note] == [
-        *tracking.notes
-    ]
+    assert all("run.jsonl could not be written: " in note for note in tracking.notes)
+    assert tracking.notes
 
 
 def test_a_file_of_something_else_is_not_resumed(tmp_path: Path) -> None:
@@ -202,9 +201,7 @@ def test_a_long_training_keeps_a_thousand_losses_evenly(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of tensorboard's own dependencies
-def test_functions_and_tensorboard_get_every_scalar_and_a_sink_that_fails_is_left_alone(
-    tmp_path: Path,
-) -> None:
+def test_functions_and_tensorboard_get_every_scalar_and_a_failing_sink_is_left_alone(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
@@ -222,14 +219,9 @@ def test_functions_and_tensorboard_get_every_scalar_and_a_sink_that_fails_is_lef
     tracking, events = tracker.close(), EventAccumulator(str(tmp_path)).Reload()
     assert [step for _, step in seen] == [0, 1, 2]
     point = tracking.points[1]
-    assert seen[1][0] == {
-        "hessinit/norm": point.norm,
-        "hessinit/lr_times_norm": 0.1 * point.norm,
-        "hessinit/lr_over_limit": point.lr_over_limit,
-        "hessinit/loss": point.loss,
-        "hessinit/layers/0": point.layers["0"],
-        "hessinit/layers/2": point.layers["2"],
-    }
+    scalars = {"norm": point.norm, "lr_times_norm": 0.1 * point.norm, "lr_over_limit": point.lr_over_limit}
+    scalars |= {"loss": point.loss, "layers/0": point.layers["0"], "layers/2": point.layers["2"]}
+    assert seen[1][0] == {f"hessinit/{name}": value for name, value in scalars.items()}
     for name in seen[0][0]:
         read = [(event.step, event.value) for event in events.Scalars(name)]
         assert read == [(step, pytest.approx(values[name], rel=1e-6)) for values, step in seen]
@@ -262,9 +254,7 @@ class WandbRun:
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_run_of_wandb_is_given_or_found_and_has_an_axis_of_its_own(
-    given: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_wandb_is_given_or_found_and_has_an_axis_of_its_own(given: bool, monkeypatch: Any) -> None:
     run = WandbRun()
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=None if given else run))
     tracker = tracked(tiny.network(), tiny.batch(), every=2, log_to=run if given else "auto")

@@ -22,25 +22,13 @@ from hessinit.training.loop import read_data, train_and_track
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "every=0 must be a whole number, 1 or more"),
-        ({"max_overhead": 2}, "max_overhead=2 must be a number above 0, up to 1"),
-        ({"max_overhead": True}, "max_overhead=True must be"),
         ({"path": "missing/curvature.jsonl"}, "must be a file in a folder that exists; create it, or pass"),
-        ({"path": 3}, "path is a int; it must be the name of a file"),
-        ({"path": None, "resume": True}, "resume=True needs the file to continue"),
-        ({"curvature": "hessain"}, "Did you mean 'hessian'"),
-        ({"lr": -1.0}, "lr=-1.0 must be a finite number above 0"),
-        ({"optimizer": "adma"}, "optimizer='adma' is unknown.* Did you mean 'adam'"),
-        ({"log_to": "tensorboard"}, "log_to holds 'tensorboard'; it takes 'auto', a SummaryWriter"),
-        ({"warn": 1}, "warn=1 must be True or False"),
         ({"layer": "0"}, "unexpected keyword argument 'layer'"),
         ({"batch": (torch.ones(3, 5), torch.zeros(3).long()), "at_start": False}, "shapes cannot be multi"),
         ({"batch": (torch.full((3, 4), math.nan), torch.zeros(3).long())}, "the inputs hold 12 NaN or inf"),
     ],
 )
-def test_bad_options_are_refused_and_leave_no_file(
-    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_options_are_refused_and_leave_no_file(options, message, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises((ProblemError, RuntimeError, TypeError), match=message):
         call(track, tiny.network(), LOSS, **{"batch": tiny.batch(), **options})
@@ -104,9 +92,7 @@ def measuring_takes(clock: FakeClock, seconds: float, monkeypatch: pytest.Monkey
     monkeypatch.setattr("hessinit.training.track._Subject.measure", clock.lasting(seconds, lambda *_: known))
 
 
-def test_points_come_when_they_are_due_as_long_as_they_are_cheap_and_logging_counts(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_points_come_when_they_are_due_while_cheap_and_logging_counts(clock: FakeClock, monkeypatch) -> None:
     measuring_takes(clock, 0.04, monkeypatch)
     log = clock.lasting(0.06, lambda values, step: None)
     tracker = tracked(tiny.network(), tiny.batch(), every=10, max_overhead=0.1, log_to=log)
@@ -166,14 +152,9 @@ def test_it_trains_in_place_by_its_seed_leaves_the_generators_and_tracks_on_the_
 
 
 def test_modes_come_back_and_dropout_works_in_between() -> None:
-    modes = []
-
-    class Watching(nn.Module):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            modes.append(self.training)
-            return inputs
-
-    model = nn.Sequential(nn.Linear(4, 5), Watching(), nn.Dropout(0.3), nn.Linear(5, 3)).eval()
+    modes: list[bool] = []
+    watching = tiny.Net(lambda net, x: (modes.append(net.training), x)[1])
+    model = nn.Sequential(nn.Linear(4, 5), watching, nn.Dropout(0.3), nn.Linear(5, 3)).eval()
     run(model, steps=3)
     assert all(modes)
     assert not any(module.training for module in model.modules())
@@ -209,10 +190,5 @@ def test_ready_batches_a_file_and_the_end_whatever_the_overhead(tmp_path: Path) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(track_module, "FREE_SECONDS", 0.0)
         assert [point.step for point in run(tiny.network(), steps=12, max_overhead=1e-9).points] == [0, 12]
-    for options, message in [
-        ({"steps": 0}, "steps=0 must be a whole number"),
-        ({"lr": 0}, "lr=0 must be a finite number above 0"),
-        ({"optimizer": "lion"}, "optimizer='lion' is unknown"),
-    ]:
-        with pytest.raises(ProblemError, match=message):
-            run(tiny.network(), **options)
+    with pytest.raises(ProblemError, match="steps=0 must be a whole number"):
+        run(tiny.network(), steps=0)

@@ -19,7 +19,5 @@ SOME = (
     "loss_one_minus_cosine_similarity", "residual_mlp", "sequence_outputs", "dropout_in_eval_mode",
     "uneven_data_loader", "bilinear", "weight_read_beside_the_call", "loss_contrastive_between_outputs",
 )  # fmt: skip
-ZOO = [
-    pytest.param(problem, id=problem.name, marks=() if problem.name in SOME else pytest.mark.sweep)
-    for problem in PROBLEMS
-]
+MARKS = {problem: () if problem.name in SOME else pytest.mark.sweep for problem in PROBLEMS}
+ZOO = [pytest.param(problem, id=problem.name, marks=marks) for problem, marks in MARKS.items()]

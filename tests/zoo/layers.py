@@ -12,22 +12,10 @@ from torch.nn.utils import parametrizations
 from zoo.problem import Parts, classify, labels, mlp, problems, regress
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "leaky_relu": lambda: nn.LeakyReLU(0.2),
-    "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
-    "gelu": nn.GELU,
-    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
-    "silu": nn.SiLU,
-    "mish": nn.Mish,
-    "softplus": nn.Softplus,
-    "elu": nn.ELU,
-    "selu": nn.SELU,
-    "prelu": nn.PReLU,
-    "hardswish": nn.Hardswish,
-}
-
-
+    "relu": nn.ReLU, "leaky_relu": lambda: nn.LeakyReLU(0.2), "tanh": nn.Tanh, "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU(approximate="tanh"), "silu": nn.SiLU, "mish": nn.Mish,
+    "softplus": nn.Softplus, "elu": nn.ELU, "selu": nn.SELU, "prelu": nn.PReLU, "hardswish": nn.Hardswish,
+}  # fmt: skip
 DENSE: dict[str, Callable[[], Parts]] = {
     **{
         f"mlp_{name}": lambda act=act: classify(mlp(5, 6, 5, 3, act=act), 7, 5)

@@ -70,9 +70,7 @@ def classify(model: nn.Module, *shape: int, classes: int = 3) -> Parts:
     return model, nn.CrossEntropyLoss(), (torch.randn(*shape), labels(classes, shape[0]))
 
 
-def classify_by(
-    run: Callable[[Any, Any], torch.Tensor], *shape: int, classes: int = 3, **parts: Any
-) -> Parts:
+def classify_by(run: Callable[..., torch.Tensor], *shape: int, classes: int = 3, **parts: Any) -> Parts:
     """`classify` of a network whose forward is a function of its parts."""
     return classify(Net(run, **parts), *shape, classes=classes)
 

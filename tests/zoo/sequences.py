@@ -162,9 +162,8 @@ def encoder(training: bool = True, **settings: Any) -> Parts:
 def causal_block(m: Any, tokens: torch.Tensor) -> torch.Tensor:
     """A small GPT: fused qkv, causal `scaled_dot_product_attention`, residuals, learned positions."""
     stream = m.tokens(tokens) + m.positions
-    query, key, value = (
-        part.unflatten(-1, (2, 2)).transpose(1, 2) for part in m.qkv(m.norm(stream)).chunk(3, dim=-1)
-    )
+    parts = m.qkv(m.norm(stream)).chunk(3, dim=-1)
+    query, key, value = (part.unflatten(-1, (2, 2)).transpose(1, 2) for part in parts)
     mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     return m.head(stream + m.out(mixed.transpose(1, 2).flatten(2)))
 
