@@ -85,7 +85,8 @@ def test_an_interrupted_comparison_says_how_to_continue_and_continues(run, folde
     )
     assert (code, stdout) == (130, ""), stderr
     said = (
-        r"Interrupted: stopped; (\d+) of 12 runs are kept in kept\. The same command continues from there\.\n"
+        r"Interrupted: stopped; (\d+) of 12 runs are kept in kept\. "
+        r"The same call or command continues from there\.\n"
     )
     found = re.fullmatch(said, stderr)
     assert found, stderr

@@ -268,7 +268,7 @@ def test_what_is_trained_and_not_measured_is_noted() -> None:
     tracking = tracked(model, batch, optimizer, loss).close()
     assert (tracking.points[0].lr_over_limit or 0) < 0.1
     assert tracking.notes == (
-        'Not counted in the network\'s ‖H‖: 1 trained parameter (bias); layers="**" counts it.',
+        "Not counted in the network's ‖H‖: 1 trained parameter (bias); the pattern '**' for layers counts it.",
     )
     counted = tracked(model, batch, optimizer, loss, layers="**").close()
     assert counted.notes == ()

@@ -21,7 +21,7 @@ from hessinit.curvature.loss_hessian import (
     SoftmaxHessian,
     factor_loss_hessian,
 )
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, argument
 from hessinit.problem.batches import Batch, cast, tensors_in
 from hessinit.problem.checks import check_forward
 from hessinit.problem.functional import FunctionalProblem
@@ -276,8 +276,11 @@ def evaluate(problem: FunctionalProblem) -> list[Evaluation]:
         raise ProblemError(
             "whether the loss adds its examples up or averages them decides how several batches "
             "are joined, and its values do not tell: it compares examples, or depends on the size "
-            'of a batch. Pass reduction="mean" (batches are averaged over examples) or '
-            'reduction="sum" (they are added up).'
+            "of a batch. Pass ",
+            argument("reduction", "mean"),
+            " (batches are averaged over examples) or ",
+            argument("reduction", "sum"),
+            " (they are added up).",
         )
     if reduction != "mean":
         return evaluations

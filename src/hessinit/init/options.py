@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hessinit.errors import ProblemError, check_number, check_positive, choose
+from hessinit.errors import ProblemError, argument, check_number, check_positive, choose
 from hessinit.init.apply_scheme import RESIDUAL_POWERS, SCHEMES, SYNONYMS
 from hessinit.init.trace import WeightUse
 from hessinit.problem.checks import check_switches, check_tolerance, check_whole
@@ -125,7 +125,10 @@ class Fit:
             choose(name, getattr(self, name), choices)
         if self.rule == "layers" and self.scaling != "auto":
             raise ProblemError(
-                f"scaling={self.scaling!r} has no meaning for rule='layers'; leave it out."
+                argument("scaling", self.scaling),
+                " has no meaning for ",
+                argument("rule", "layers"),
+                "; leave it out.",
             )
         check_switches(strict=self.strict, report=self.report is not None and self.report)
         rule = (
@@ -178,14 +181,22 @@ class FitRequest:
         choose("optimizer", self.optimizer, ["sgd", "momentum", "nesterov", *ADAPTIVE])
         if self.lr is not None and self.target is not None:
             raise ProblemError(
-                f"lr={self.lr!r} and target={self.target!r} both set the norm to reach; pass one "
-                "of them."
+                argument("lr", self.lr),
+                " and ",
+                argument("target", self.target),
+                " both set the norm to reach; pass one of them.",
             )
         if self.fit.rule == "layers" and self.lr is not None and self.is_adaptive:
             raise ProblemError(
-                f"rule='layers' with optimizer={self.optimizer!r} and lr={self.lr!r}: its steps do "
-                "not grow with the gradient, so no rate says how sharp a layer may be; pass "
-                "target= instead."
+                argument("rule", "layers"),
+                " with ",
+                argument("optimizer", self.optimizer),
+                " and ",
+                argument("lr", self.lr),
+                ": its steps do not grow with the gradient, so no rate says how sharp a layer may "
+                "be; pass ",
+                argument("target"),
+                " instead.",
             )
         if self.lr is not None and self.lr != "auto":
             object.__setattr__(self, "lr", check_positive("lr", self.lr, "such as 0.1, or 'auto'"))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, argument
 from hessinit.init.trace import (
     Derived,
     ReplayableCall,
@@ -100,8 +100,9 @@ def run(
         if "does not require grad" in str(failure):
             raise ProblemError(
                 "the forward differentiates by its own weights, as that of MAML does, and a scheme "
-                'runs it on copies without gradient. initialize_ with scheme="keep" scales the '
-                "weights as they are."
+                "runs it on copies without gradient. initialize_ with ",
+                argument("scheme", "keep"),
+                " scales the weights as they are.",
             ) from failure
         explain_module(failure, model, inputs)
         call = "model(sample)" if forward is None else "forward(model, sample)"

@@ -302,7 +302,7 @@ class ScaledModel:
             network = rows.network()
             notes = [*notes_on(problem, rows.evaluations), *note_uncounted(problem)]
             if not layers:
-                notes.append("The layers were not measured one by one; report=True measures them.")
+                notes.append("The layers were not measured one by one; the option report does it.")
             report = replace(
                 rows.report(layers, network),
                 notes=tuple(notes),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, argument
 from hessinit.init.recorder import record_forward
 from hessinit.init.trace import (
     Downstream,
@@ -315,7 +315,9 @@ def fans_of(use: WeightUse) -> tuple[Fans, ...]:
     if math.prod(shape) == 0:
         raise ProblemError(
             f"{layer_name(use.parameter)} has shape {shape}: a fan is zero, so no variance can be "
-            "right for it. Remove the layer, or leave it out with layers=."
+            "right for it. Remove the layer, or leave it out with ",
+            argument("layers"),
+            ".",
         )
     if use.kind == "embedding":
         return (Fans(1.0, float(shape[1])),)  # a lookup: every output is one entry

@@ -135,7 +135,7 @@ def _judge_gradients(
             layers=tuple(unused),
             message=f"{_name(unused)} {words.inflect(unused, 'gets', 'get')} no gradient: the "
             f"forward does not use {words.inflect(unused, 'it', 'them')}, or detaches the result.",
-            way_out="Use it, freeze it with requires_grad_(False), or leave it out by layers=.",
+            way_out="Use it, freeze it with requires_grad_(False), or leave it out of the layers.",
         )
     used = {name: part for name, part in gradients.items() if evaluation.moments[name] is not None}
     blocked = [names[name] for name in _without_gradient(evaluation, used)]

@@ -615,9 +615,10 @@ def _namespaces(function: types.FunctionType) -> list[tuple[dict[str, Any], list
     namespaces = [function.__globals__]
     for name in names:
         module = function.__globals__.get(name)
-        if isinstance(module, types.ModuleType):
-            if module.__name__.partition(".")[0] not in _LIBRARIES:
-                namespaces.append(vars(module))
+        if not isinstance(module, types.ModuleType):
+            continue
+        if module.__name__.partition(".")[0] not in _LIBRARIES:
+            namespaces.append(vars(module))
     return [(namespace, [name for name in names if name in namespace]) for namespace in namespaces]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import ProblemError, check_callable, choose
+from hessinit.errors import ProblemError, argument, check_callable, choose
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.checks import (
     PRECISIONS,
@@ -68,8 +68,9 @@ class Problem:
         check_callable("loss", self.loss, "loss(output, target)")
         if self.dtype not in (None, torch.float32, torch.float64):
             raise ProblemError(
-                f"dtype={self.dtype!r} is not supported; choose torch.float32, torch.float64, or "
-                "None for the better of float32 and the model's own."
+                argument("dtype", self.dtype),
+                " is not supported; choose torch.float32, torch.float64, or "
+                "None for the better of float32 and the model's own.",
             )
         choose("dropout", self.dropout, ["refuse", "freeze"])
         choose("reduction", self.reduction, ["auto", "mean", "sum"])

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from hessinit.errors import ProblemError, check_number, check_positive, choose
+from hessinit.errors import ProblemError, argument, check_number, check_positive, choose
 from hessinit.results.curvature_report import Estimate, largest_magnitude
 from hessinit.results.initialization import Trial
 from hessinit.results.result import LATER, Result, presenter
@@ -77,8 +77,12 @@ def named_descent(optimizer: str, momentum: float | None, weight_decay: float | 
     strength = usual if momentum is None else check_fraction("momentum", momentum)
     if optimizer == "sgd" and strength:
         raise ProblemError(
-            f"momentum={momentum!r} and optimizer='sgd' do not go together: plain gradient descent "
-            "has none. Pass optimizer='momentum' or 'nesterov', or leave it out."
+            argument("momentum", momentum),
+            " and ",
+            argument("optimizer", "sgd"),
+            " do not go together: plain gradient descent has none. Pass ",
+            argument("optimizer", "momentum"),
+            " or 'nesterov', or leave it out.",
         )
     decay = 0.0 if weight_decay is None else weight_decay
     return Descent(momentum=strength, nesterov=optimizer == "nesterov", weight_decay=decay)

@@ -15,7 +15,7 @@ from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import Evaluation, evaluate, in_gradients, loss_gradient
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, choose
+from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, argument, choose
 from hessinit.measurement.facts import (
     facts_of,
     in_running_order,
@@ -125,10 +125,12 @@ def advise(
     if rates is not None:
         advice = results.with_trials(advice, rates, warmup)
     if not advice.converged:
-        message = f"the curvature did not reach tolerance={tolerance:g}: {advice.norm.reason}."
+        reached = argument("tolerance", tolerance)
+        reason = advice.norm.reason
+        unreached = ConvergenceError("the curvature did not reach ", reached, f": {reason}.")
         if strict:
-            raise ConvergenceError(message)
-        warnings.warn(message, ConvergenceWarning, stacklevel=4)  # past the decorators
+            raise unreached
+        warnings.warn(str(unreached), ConvergenceWarning, stacklevel=4)  # past the decorators
     return advice
 
 

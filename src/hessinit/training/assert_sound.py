@@ -221,7 +221,7 @@ def _judge_height(
     if rule.lr > times_stable * stable and (is_strict or not learned):
         times = words.format_times(rule.lr / stable)
         message = (
-            f"lr={rule.lr:g} is {times} times the stability limit of {rule.rule}, which is "
+            f"lr = {rule.lr:g} is {times} times the stability limit of {rule.rule}, which is "
             f"{words.format_number(stable)}."
         )
         return [Finding(kind="rate too high", message=message, way_out=way_out)]
@@ -303,7 +303,7 @@ def _risen(rule: rules.OptimizerRule, trial: Trial, stable: float, way_out: str)
     is_above = rule.lr is not None and rule.lr > stable
     return Finding(
         kind="rate too high",
-        message=f"In {trial.steps} trial steps on this batch at lr={rule.lr:g} the loss rose from "
+        message=f"In {trial.steps} trial steps on this batch at lr = {rule.lr:g} the loss rose from "
         f"{first} to {top}{ending}.",
         way_out=way_out if is_above else "Lower lr: hessinit.advise finds one.",
     )
@@ -322,7 +322,7 @@ def _judge_smallness(
         return []
     share = words.format_percent(1000 * decrease, 2)
     message = (
-        f"At lr={rule.lr:g} the gradient is too small: 1,000 steps along it would lower the loss "
+        f"At lr = {rule.lr:g} the gradient is too small: 1,000 steps along it would lower the loss "
         f"by {share} of what can be gained."
     )
     return [Finding(kind="gradient too small", message=message, way_out=f"Raise lr. {REDRAW}.")]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit.errors import ProblemError, accepts, check_positive, list_of
+from hessinit.errors import ProblemError, accepts, argument, check_positive, list_of
 from hessinit.measurement.facts import SOFTWARE
 from hessinit.problem import checks
 from hessinit.problem.preserve import uninterrupted
@@ -94,8 +94,9 @@ class RunSettings:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError, TypeError, ValueError) as failure:
             raise ProblemError(
-                f"device={self.device!r} cannot be used here: {failure}. Leave it out to train "
-                "where build() puts the model."
+                argument("device", self.device),
+                f" cannot be used here: {failure}. Leave it out to train "
+                "where build() puts the model.",
             ) from failure
 
     def warmup_steps(self, steps: int) -> int:
@@ -103,7 +104,10 @@ class RunSettings:
         warmup = max(1, steps // 5) if self.warmup is None else self.warmup
         if warmup > steps:
             raise ProblemError(
-                f"warmup={warmup} is longer than the run; it must be at most steps={steps}."
+                argument("warmup", warmup),
+                " is longer than the run; it must be at most ",
+                argument("steps", steps),
+                ".",
             )
         return warmup
 
@@ -321,7 +325,8 @@ def _read_list(
     numbers = [read(name, value) for value in list_of(values)]
     if not numbers or len(set(numbers)) < len(numbers):
         raise ProblemError(
-            f"{name}={numbers or values!r} must be a list of numbers, each once, such as {example}."
+            argument(name, numbers or values),
+            f" must be a list of numbers, each once, such as {example}.",
         )
     return tuple(numbers)
 
@@ -330,7 +335,8 @@ def _read_grid(schemes: Any, rates: Any, seeds: Any, settings: RunSettings, step
     initializers = read_schemes(schemes, settings.warmup_steps(steps))
     if settings.warmup is not None and not any(scheme.warmup for scheme in initializers):
         raise ProblemError(
-            f"warmup={settings.warmup} is for schemes with a warmup; name one, such as 'he+warmup'."
+            argument("warmup", settings.warmup),
+            " is for schemes with a warmup; name one, such as 'he+warmup'.",
         )
     if not isinstance(seeds, Iterable):
         seeds = range(checks.check_whole("seeds", seeds, at_least=1))

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hessinit.curvature.evaluation import gradient_seconds, in_gradients
-from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
+from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, argument
 from hessinit.init import apply_scheme, scales, weights
 from hessinit.init.options import Fit, FitRequest
 from hessinit.measurement.facts import note_unchecked
@@ -215,13 +215,19 @@ def _find_writable(
         reasons = [f"{target.name}: {target.reason_unchanged}" for target in targets[:3]]
         raise ProblemError(
             "no weight of two or more dimensions can be set "
-            f"({', '.join(reasons) or 'there is none'}); unfreeze one, or name others with layers=."
+            f"({', '.join(reasons) or 'there is none'}); unfreeze one, or name others with ",
+            argument("layers"),
+            ".",
         )
     reason = "" if overwrite or patterns is not None else weights.reason_to_keep(model)
     if reason:
         raise ProblemError(
             f"{reason}, so it was trained before, and new weights would replace what it learned; "
-            "name those to draw with layers=, or pass overwrite=True for all that are not frozen."
+            "name those to draw with ",
+            argument("layers"),
+            ", or pass ",
+            argument("overwrite", True),
+            " for all that are not frozen.",
         )
     return writable
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hessinit._version import __version__
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, argument
 from hessinit.problem.checks import check_whole
 from hessinit.problem.preserve import deliver_interrupts, untouched_random_state
 from hessinit.problem.substitutes import default_device
@@ -132,8 +132,9 @@ def _run_in_processes(packed: bytes, jobs: Sequence[Job], workers: int) -> Resul
             raise
         raise WorkerLostError(
             "a worker process ended before its run was done: it was killed, ran out of memory, or "
-            "could not load the experiment. Pass fewer workers, or workers=1 to see what happens "
-            "in this process."
+            "could not load the experiment. Pass fewer workers, or ",
+            argument("workers", 1),
+            " to see what happens in this process.",
         ) from failure
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -168,8 +169,9 @@ def pack(work: Work, dumps: Callable[[Any], bytes] = pickle.dumps) -> bytes:
     except Exception as failure:
         raise ProblemError(
             f"the experiment cannot be sent to other processes: {failure}. Your functions must be "
-            "defined at the top of a file (no lambdas), and data be plain tensors. Pass workers=1 "
-            "to run everything in this process."
+            "defined at the top of a file (no lambdas), and data be plain tensors. Pass ",
+            argument("workers", 1),
+            " to run everything in this process.",
         ) from failure
 
 
@@ -188,7 +190,9 @@ def _check_main_file(uses_main: bool) -> None:
         raise ProblemError(
             f"every worker process would run {name or 'this interactive session'} again. Put build "
             "and the other functions into a file and import it, and what a script does under "
-            "`if __name__ == '__main__':`. Or pass workers=1 to run everything in this process."
+            "`if __name__ == '__main__':`. Or pass ",
+            argument("workers", 1),
+            " to run everything in this process.",
         )
 
 
@@ -247,7 +251,7 @@ def check_folder(folder: Any) -> None:
     """Refuse what is neither a path nor None."""
     if folder is not None and (not isinstance(folder, (str, os.PathLike)) or not str(folder)):
         raise ProblemError(
-            f"folder={folder!r} must be the path of a folder, or None to keep nothing."
+            argument("folder", folder), " must be the path of a folder, or None to keep nothing."
         )
 
 
@@ -300,8 +304,8 @@ class JobFolder:
                 self._read_result(path)
         except OSError as failure:
             raise ProblemError(
-                f"folder={str(self.folder)!r} cannot be used: {failure}. Pass a folder that can be "
-                "read and written."
+                argument("folder", str(self.folder)),
+                f" cannot be used: {failure}. Pass a folder that can be read and written.",
             ) from failure
 
     def run(self, work: Work, jobs: Sequence[Job], *, label: str) -> dict[str, Plain]:
@@ -353,8 +357,9 @@ class JobFolder:
             names = sorted(entry.name for entry in folder.iterdir() if entry.name[0] != ".")
             if names and names != ["runs"]:
                 raise ProblemError(
-                    f"folder={str(folder)!r} holds other things ({', '.join(names[:3])}) but no "
-                    f"{RECORD}; pass a folder of its own, such as {str(folder / 'comparison')!r}."
+                    argument("folder", str(folder)),
+                    f" holds other things ({', '.join(names[:3])}) but no "
+                    f"{RECORD}; pass a folder of its own, such as {str(folder / 'comparison')!r}.",
                 )
         (folder / "runs").mkdir(parents=True, exist_ok=True)
         header = {"kind": "hessinit experiment", "schema": SCHEMA}
@@ -369,9 +374,10 @@ class JobFolder:
             now = record[part].get(name)
             if before != now:
                 raise ProblemError(
-                    f"folder={str(folder)!r} belongs to another experiment: {name} was "
+                    argument("folder", str(folder)),
+                    f" belongs to another experiment: {name} was "
                     f"{before!r:.80} there and is {now!r:.80} here. Pass another folder, or delete "
-                    "this one to begin anew."
+                    "this one to begin anew.",
                 )
         if record["named"].keys() - recorded["named"].keys():
             named = {**recorded["named"], **record["named"]}
@@ -381,12 +387,12 @@ class JobFolder:
         done = sum(job.key in self.results for job in jobs)
         if self.folder is None:
             return (
-                f"stopped after {done} of {len(jobs)} runs, and none is kept; pass folder= to keep "
-                "them next time."
+                f"stopped after {done} of {len(jobs)} runs, and none is kept; name a folder to "
+                "keep them next time."
             )
         return (
             f"stopped; {done} of {len(jobs)} runs are kept in {self.folder}. The same call "
-            "continues from there."
+            "or command continues from there."
         )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from hessinit.errors import ProblemError, accepts, check_positive, choose
+from hessinit.errors import ProblemError, accepts, argument, check_positive, choose
 from hessinit.problem import checks
 from hessinit.problem.batches import Batch, map_tensors, part_of, read_batches, tensors_in
 from hessinit.problem.preserve import uninterrupted, untouched_random_state, untouched_sources
@@ -274,8 +274,9 @@ def _check_examples(batch: Batch, batch_size: int) -> None:
         )
     if batch_size > batch.size:
         raise ProblemError(
-            f"the data hold {batch.size} examples, fewer than batch_size={batch_size}; pass "
-            f"{batch.size} or less."
+            f"the data hold {batch.size} examples, fewer than ",
+            argument("batch_size", batch_size),
+            f"; pass {batch.size} or less.",
         )
 
 

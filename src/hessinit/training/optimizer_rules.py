@@ -16,7 +16,7 @@ from hessinit.curvature import lanczos, operators
 from hessinit.curvature.engine import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
-from hessinit.errors import ProblemError, accepts
+from hessinit.errors import ProblemError, accepts, argument
 from hessinit.problem import checks
 from hessinit.results.advice import DESCENTS, Descent, check_rate, named_descent
 from hessinit.results.curvature_report import Estimate
@@ -324,7 +324,10 @@ def _rule_of_name(optimizer: str, lr: float | None, settings: Mapping[str, Any])
     for name, value in settings.items():
         if name not in names:
             raise ProblemError(
-                f"{name}={value!r} is no setting of optimizer={optimizer!r}; leave it out."
+                argument(name, value),
+                " is no setting of ",
+                argument("optimizer", optimizer),
+                "; leave it out.",
             )
     rule: Rule
     if is_descent:
@@ -356,7 +359,9 @@ def read_optimizer(
     if not held:
         raise ProblemError(
             "the optimizer holds none of the measured weights of this model; build it from this "
-            "model's parameters(), or measure what it holds with layers=."
+            "model's parameters(), or measure what it holds with ",
+            argument("layers"),
+            ".",
         )
     # A scheduler that warms up lowers `lr` to its first value, and keeps the one meant as
     # `initial_lr`.
@@ -482,8 +487,9 @@ def _common_rule(
             if group.get(key) != first.get(key):
                 raise ProblemError(
                     "groups of the optimizer differ in more than learning rate and weight decay "
-                    f"({key} {first.get(key)} and {group.get(key)}); measure one at a time: "
-                    f"layers={name!r}."
+                    f"({key} {first.get(key)} and {group.get(key)}); measure one at a time: ",
+                    argument("layers", name),
+                    ".",
                 )
     kind = next((name for name, base in _CLASSES.items() if isinstance(optimizer, base)), None)
     # torch wraps `step` once more in every class in use.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import ConvergenceWarning, ProblemError, choose, list_of
+from hessinit.errors import ConvergenceWarning, ProblemError, argument, choose, list_of
 from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, Scheme, draw_scheme_
 from hessinit.init.weights import find_targets
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
@@ -60,7 +60,8 @@ class NormalWeights:
         source = torch.Generator().manual_seed(seed)  # the same numbers for every std, only scaled
         targets = find_targets(model, self.layers)
         if not targets:
-            raise ProblemError(f"layers={self.layers!r} names no weight of two or more dimensions.")
+            layers = argument("layers", self.layers)
+            raise ProblemError(layers, " names no weight of two or more dimensions.")
         for target in targets:
             value = torch.randn(target.value.shape, generator=source)
             if not target.reason_unchanged:
@@ -123,11 +124,12 @@ def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
         named = list(zip(names, names, strict=True))
     if not named:
         raise ProblemError(
-            f"schemes={schemes!r} must be a list of names, such as ['he'], or a mapping from names "
-            "to names or functions."
+            argument("schemes", schemes),
+            " must be a list of names, such as ['he'], or a mapping from names "
+            "to names or functions.",
         )
     if len({name for name, _ in named}) < len(named):
-        raise ProblemError(f"schemes={schemes!r} must hold every scheme once.")
+        raise ProblemError(argument("schemes", schemes), " must hold every scheme once.")
     return tuple(_read_scheme(name, scheme, warmup) for name, scheme in named)
 
 
