@@ -42,7 +42,7 @@ from torch import nn
 
 import hessinit
 from hessinit.training import loop
-from hessinit.training.data import Data, copy_to, read_data, reproducible, seed_everything
+from hessinit.training.loop import Data, copy_to, read_data, reproducible, seed_everything
 
 STEPS, LAST = 300, 30
 OPTIMIZERS = {"sgd": -3, "momentum": -6, "adamw": -8}  # the power of 2 at which the grid begins
@@ -73,7 +73,8 @@ class Bench:
 
     def batches(self) -> Iterable[tuple[Any, Any]]:
         cpu = torch.device("cpu")
-        return (copy_to(batch, cpu) for batch in self.data.minibatches(self.seed))
+        minibatches = itertools.islice(self.data.minibatches(self.seed), STEPS)
+        return (copy_to(batch, cpu) for batch in minibatches)
 
     def batch(self) -> tuple[Any, Any]:
         return copy_to(self.data.initial_batch(self.seed), torch.device("cpu"))
@@ -84,7 +85,7 @@ class Bench:
         seed_everything(self.seed, "training")
         optimizer = loop.make_optimizer(self.optimizer, model, lr)
         losses, _ = loop.train(
-            model, self.problem.loss, self.batches(), optimizer, steps=STEPS, build=self.problem.build
+            model, self.problem.loss, self.batches(), optimizer, build=self.problem.build
         )
         final = loop.final_loss(losses, LAST) if len(losses) == STEPS else math.nan
         return {"lr": lr, "loss": final if math.isfinite(final) else None, "first": losses[0]}

@@ -26,7 +26,7 @@ import torch  # noqa: E402
 from arena.tasks import CPU, NORMALIZED, Task  # noqa: E402
 from hessinit.init.scales import ProblemFactory, ScaledModel  # noqa: E402
 from hessinit.problem.problem import Problem  # noqa: E402
-from hessinit.training import initialize, survival  # noqa: E402
+from hessinit.training import initialize, weight_trials  # noqa: E402
 
 REPEATS = 3
 
@@ -52,7 +52,7 @@ def _show(task: Task, rate: float) -> None:
     for seed in range(REPEATS):
         torch.manual_seed(seed)
         model = task.build()
-        with _Stopwatch(survival, "try_weights") as trial:
+        with _Stopwatch(weight_trials, "try_weights") as trial:
             begun = time.perf_counter()
             result = initialize.initialize_(model, task.loss, batch, lr=rate, seed=seed)
             times.append(time.perf_counter() - begun - trial.seconds)

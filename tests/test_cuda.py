@@ -11,7 +11,7 @@ from torch import nn
 
 import hessinit
 from calls import measure
-from hessinit.curvature import lanczos_engine, operators
+from hessinit.curvature import engine, operators
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -171,7 +171,7 @@ def test_recorded_products_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -
     fast = hessinit.measure(model, LOSS, data, estimator="lanczos", network=False)
     assert recorded
     assert all(recorded)
-    monkeypatch.setattr(lanczos_engine, "SIZES", lanczos_engine.LanczosEngineSizes(recorded=0))
+    monkeypatch.setattr(engine, "SIZES", engine.LanczosEngineSizes(recorded=0))
     plain = hessinit.measure(model, LOSS, data, estimator="lanczos", network=False)
     assert [row.norm for row in fast] == pytest.approx([row.norm for row in plain], rel=1e-5)
     assert len(recorded) == len(fast.layers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 import re
+import runpy
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -92,8 +93,6 @@ RUN += [
 def test_the_code_of_a_document_runs_and_prints_what_it_shows(
     document: Path, slow: bool, folder: Path
 ) -> None:
-    if document.name == "command-line.md" and tuple(map(int, version("typer").split(".")[:2])) < (0, 29):
-        pytest.skip("it shows help as typer lays it out since 0.29")
     count = run_blocks(document, slow=slow)
     assert count > 0 or document != README, "README.md shows no example"
 
@@ -104,6 +103,15 @@ def test_links_lead_somewhere_and_commands_are_in_blocks(document: Path) -> None
     if document in GUIDES:
         text = FENCE.sub("", document.read_text(encoding="utf-8"))
         assert INDENTED_COMMAND.findall(text) == [], "put it in a block marked console (run) or text (shown)"
+
+
+RECORDS = runpy.run_path(str(ROOT / "docs" / "building" / "records.py"))
+
+
+@pytest.mark.parametrize("document", RECORDS["PAGES"], ids=relative_name)
+def test_numbers_and_tables_are_those_of_the_records(document: Path) -> None:
+    """`python docs/building/records.py` writes what is stale."""
+    assert RECORDS["stale"](document.read_text(encoding="utf-8")) == []
 
 
 def test_every_public_name_option_and_command_is_described() -> None:
@@ -117,10 +125,20 @@ def test_every_public_name_option_and_command_is_described() -> None:
     assert {name for name in options if f"`{name}" not in text and f" {name}=" not in text} == set()
     text = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
     commands = [command.callback.__name__ for command in app.registered_commands]
-    assert [name for name in commands if f"$ hessinit {name} --help\n" not in text] == []
+    assert [name for name in commands if f"## {name}\n\n<!--command {name}-->" not in text] == []
     assert len(commands) >= 9
     for package in (hessinit, hessinit_paper):  # an imported module would replace the function of its name
         assert {module.name for module in pkgutil.iter_modules(package.__path__)}.isdisjoint(package.__all__)
+
+
+@pytest.mark.skipif(
+    tuple(map(int, version("typer").split(".")[:2])) < (0, 29), reason="the page is read off newer help"
+)
+def test_the_page_of_the_command_line_is_that_of_its_help() -> None:
+    """`python docs/building/command_line.py` writes it."""
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    refreshed = runpy.run_path(str(ROOT / "docs" / "building" / "command_line.py"))["refreshed"]
+    assert refreshed(page) == page
 
 
 def test_the_citation_is_complete_and_of_this_version() -> None:
@@ -172,3 +190,13 @@ def test_links_to_missing_files_and_headings_are_found(tmp_path: Path) -> None:
     )
     document = write_document(tmp_path, good + bad)
     assert sorted(broken_links(document)) == ["#what-it-cost", "gone.md#top", "no.png", "other.md"]
+
+
+def test_a_stale_number_and_a_comment_without_a_number_are_found() -> None:
+    good = "Of 1,379<!--ordinary-problems--> problems\n```\n<!--shown-->\n```\n"
+    assert RECORDS["stale"](good) == []
+    assert len(RECORDS["stale"](good.replace("1,379", "42"))) == 1
+    assert RECORDS["stale"]("three<!--ordinary-problems-->") == ["'ordinary-problems' follows no number"]
+    assert RECORDS["stale"]("3<!--what-nobody-counts-->") == ["'what-nobody-counts' is no entry"]
+    table = "<!--table cost of peers-->\n\n| old |\n\n<!--end-->"
+    assert RECORDS["stale"](table) != [] == RECORDS["stale"](RECORDS["filled"](table))

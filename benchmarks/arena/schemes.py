@@ -23,8 +23,8 @@ from arena.tasks import AUTO, OURS, RACED, Task
 from hessinit import Fit, Problem, initialize_
 from hessinit.init import options as fit_options
 from hessinit.init.apply_scheme import apply_scheme_
-from hessinit.training.data import derive
-from hessinit.training.initializers import Initializer, read_schemes
+from hessinit.training.loop import derive
+from hessinit.training.trainer import Initializer, read_schemes
 
 BATCHES = 8  # of GradInit
 # On the GPU the learned schemes get fewer iterations: their double backward of 110 layers is dear.

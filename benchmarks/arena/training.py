@@ -7,6 +7,7 @@ these runs can stand side by side.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import platform
 import time
@@ -22,7 +23,7 @@ from arena.tasks import BY_NAME, Task
 from hessinit.errors import ProblemError
 from hessinit.results.comparison import window
 from hessinit.training import loop
-from hessinit.training.data import Data, copy_to, read_data, reproducible, seed_everything
+from hessinit.training.loop import Data, copy_to, read_data, reproducible, seed_everything
 
 POINTS = 40  # of a loss curve
 LONGEST_NOTE = 160
@@ -81,9 +82,10 @@ def train(key: Key, device: str | None = None) -> dict[str, Any]:
             if step % (task.steps // task.looks) == 0:
                 looks.append(look(model, task, held_out))
 
+        minibatches = itertools.islice(data.minibatches(seed), task.steps)
         losses, failed = loop.train(
-            model, task.loss, (copy_to(each, torch.device(device)) for each in data.minibatches(seed)),
-            optimizer, steps=task.steps, warmup=loop.Warmup(optimizer, warmup), on_step=on_step,
+            model, task.loss, (copy_to(batch, torch.device(device)) for batch in minibatches),
+            optimizer, warmup=loop.Warmup(optimizer, warmup), on_step=on_step,
             build=lambda: task.build().to(device),
         )  # fmt: skip
     final = loop.final_loss(losses, window(task.steps))

@@ -38,9 +38,9 @@ from arena.training import _load  # noqa: E402
 from hessinit.problem.problem import Problem  # noqa: E402
 from hessinit.results.comparison import window  # noqa: E402
 from hessinit.training import initialize, loop  # noqa: E402
-from hessinit.training.data import copy_to, derive, reproducible, seed_everything  # noqa: E402
-from hessinit.training.survival import SURVIVAL  # noqa: E402
+from hessinit.training.loop import copy_to, derive, reproducible, seed_everything  # noqa: E402
 from hessinit.training.trial import VERDICT  # noqa: E402
+from hessinit.training.weight_trials import SURVIVAL  # noqa: E402
 
 CELLS = (
     ("relu-3", 0.09), ("relu-3", 0.3), ("relu-10", 0.09), ("relu-10", 0.3), ("tanh-10", 0.09),
@@ -89,8 +89,9 @@ def train(job: Job) -> dict[str, Any]:
         model.train()
         seed_everything(seed, "training")
         optimizer = loop.make_optimizer(task.make_optimizer, model, rate)
-        batches = (copy_to(each, cpu) for each in data.minibatches(seed))
-        losses, _ = loop.train(model, task.loss, batches, optimizer, steps=task.steps, build=task.build)
+        minibatches = itertools.islice(data.minibatches(seed), task.steps)
+        batches = (copy_to(batch, cpu) for batch in minibatches)
+        losses, _ = loop.train(model, task.loss, batches, optimizer, build=task.build)
     shown = [float(f"{loss:.5g}") for loss in losses]
     return {
         "task": name,

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from hessinit.curvature.cost import cost_since
 from hessinit.curvature.derivative_check import check_gradients, check_loss
-from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.evaluation import Evaluation, cost_since, evaluate
 from hessinit.errors import ProblemError
 from hessinit.measurement.facts import facts_of, in_running_order, note_unchecked, notes_on
 from hessinit.problem.checks import Layer as Layer

@@ -2,14 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 
-class ProblemError(ValueError):
+class Argument(NamedTuple):
+    """An argument as messages name it: `layers='fc'` in Python, `--layers fc` on the command line.
+
+    It holds texts, so that an error can be sent between processes whatever the value was.
+    """
+
+    name: str
+    literal: str = ""
+    word: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.literal}"
+
+
+def argument(name: str, *values: object) -> Argument:
+    """Return the argument, with its value if one is passed.
+
+    >>> print(argument("layers", ["fc1", "conv*"]), argument("layers"))
+    layers=['fc1', 'conv*'] layers=
+    """
+    if not values:
+        return Argument(name)
+    (value,) = values
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return Argument(name, repr(value), ",".join(map(str, items)))
+
+
+class MessageError(Exception):
+    """An error whose message comes in parts: strings, and the arguments that it names.
+
+    >>> str(MessageError(argument("lr", -1), " must be above 0; leave out ", argument("lr")))
+    'lr=-1 must be above 0; leave out lr='
+    """
+
+    def __init__(self, *parts: str | Argument) -> None:
+        super().__init__(*parts)
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.args))
+
+
+class ProblemError(MessageError, ValueError):
     """The model, the loss or the batch cannot be measured as given.
 
     The message says the way out.
@@ -17,7 +59,7 @@ class ProblemError(ValueError):
 
 
 class WeightsError(ProblemError):
-    """The weights are the reason, not the call: weights or outputs not finite, or a saturated loss."""
+    """The weights are the reason, not the call: values not finite, or a saturated loss."""
 
 
 class DerivativeError(ProblemError):
@@ -33,7 +75,7 @@ class ConvergenceWarning(UserWarning):
     """
 
 
-class ConvergenceError(RuntimeError):
+class ConvergenceError(MessageError, RuntimeError):
     """The same as `ConvergenceWarning`, raised because `strict=True` was asked for."""
 
 
@@ -48,7 +90,7 @@ class EdgeOfStabilityWarning(UserWarning):
 
 
 def did_you_mean(value: str, choices: list[str]) -> str:
-    """A sentence that offers the nearest of `choices`, or nothing when none is near.
+    """Return a sentence that offers the nearest of `choices`, or nothing when none is near.
 
     >>> did_you_mean("hessain", ["gauss-newton", "hessian"])
     " Did you mean 'hessian'?"
@@ -62,9 +104,9 @@ def did_you_mean(value: str, choices: list[str]) -> str:
 def choose(
     name: str, value: object, choices: list[str], synonyms: Mapping[str, str] | None = None
 ) -> None:
-    """Refuse a `value` of the argument `name` that is not one of `choices`.
+    """Raise ProblemError unless the `value` of the argument `name` is one of `choices`.
 
-    `synonyms` are other words.
+    `synonyms` are other words for them, which the message understands.
     """
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
@@ -72,16 +114,7 @@ def choose(
         stem = word.strip("_").removesuffix("_normal").removesuffix("_uniform")
         meant = stem if stem in choices else (synonyms or {}).get(stem)
         hint = f" Did you mean {meant!r}?" if meant else did_you_mean(word, choices)
-        raise ProblemError(f"{name}={value!r} is unknown; choose from {listed}.{hint}")
-
-
-def check_names(options: Mapping[str, object], known: Iterable[str]) -> None:
-    """Refuse an option that a verb does not have, as Python does for those in its signature."""
-    for name in options:
-        if name not in (names := list(known)):
-            raise TypeError(
-                f"{name}= is no option.{did_you_mean(name, names)} Known are {', '.join(names)}."
-            )
+        raise ProblemError(argument(name, value), f" is unknown; choose from {listed}.{hint}")
 
 
 def options_of(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,9 +124,7 @@ def options_of(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def accepts(function: Any, *arguments: object, wrapped: bool = True) -> bool:
-    """Whether it can be called so, as far as the signature tells: its own, or that of what it
-    wraps.
-    """
+    """Whether it can be called so, as far as its signature tells, or that of what it wraps."""
     try:
         inspect.signature(function, follow_wrapped=wrapped).bind(*arguments)
     except TypeError:
@@ -104,17 +135,19 @@ def accepts(function: Any, *arguments: object, wrapped: bool = True) -> bool:
 
 
 def check_callable(name: str, value: Any, call: str) -> None:
-    """Refuse what cannot be called as in `call`, such as "loss(output, target)"."""
+    """Raise ProblemError if it cannot be called as in `call`, such as "loss(output, target)"."""
     arguments = filter(None, call.partition("(")[2].rstrip(")").split(", "))
     # A wrapper may take other arguments than what it wraps.
     if isinstance(value, type) or not accepts(value, *arguments, wrapped=False):
+        shown = f"{value!r:.80}"
         raise ProblemError(
-            f"{name}={value!r:.80} must be a function, or an instance, callable as {call}."
+            Argument(name, shown, shown),
+            f" must be a function, or an instance, callable as {call}.",
         )
 
 
 def list_of(value: Any) -> list[Any]:
-    """What an iterable gives, as a list; a string and what is no iterable give none."""
+    """Return the items of an iterable; none for a string, or for what is no iterable."""
     try:
         return [] if isinstance(value, str) else list(value)
     except TypeError:
@@ -122,17 +155,20 @@ def list_of(value: Any) -> list[Any]:
 
 
 def check_number(name: str, value: object, is_allowed: Callable[[float], bool], rule: str) -> float:
-    """The value as a float; refuses what is not `is_allowed`, and what is no number, as nan."""
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        number = math.nan
+    """Return the value as a float; raise ProblemError if `is_allowed` rejects it, or NaN for it.
+
+    What is no number counts as NaN.
+    """
+    number = math.nan
+    if not isinstance(value, bool | str):
+        with contextlib.suppress(TypeError, ValueError):
+            number = float(value)  # type: ignore[arg-type]
     if not is_allowed(number):
-        raise ProblemError(f"{name}={value!r} must be {rule}.")
+        raise ProblemError(argument(name, value), f" must be {rule}.")
     return number
 
 
 def check_positive(name: str, value: object, such_as: str = "such as 0.1") -> float:
-    """The value as a float; refuses anything but a finite number above 0."""
+    """Return the value as a float; raise ProblemError unless it is finite and above 0."""
     rule = f"a finite number above 0, {such_as}"
     return check_number(name, value, lambda number: 0 < number < math.inf, rule)

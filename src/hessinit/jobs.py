@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hessinit.progress import report_progress as report_progress
-from hessinit.training.data import derive as derive
-from hessinit.training.data import generator as generator
-from hessinit.training.data import reproducible as reproducible
-from hessinit.training.job_folder import JobFolder as JobFolder
-from hessinit.training.workers import Job as Job
+from hessinit.training.jobs import Job as Job
+from hessinit.training.jobs import JobFolder as JobFolder
+from hessinit.training.loop import derive as derive
+from hessinit.training.loop import generator as generator
+from hessinit.training.loop import reproducible as reproducible

@@ -225,8 +225,8 @@ def figure_chart(figure: PaperFigure) -> reporting.LineChart:
     series = []
     descriptions = []
     for number, curve in enumerate(figure.curves):
-        color = looks[curve.name]["color"]
-        drawn = replace(_draw_curve(curve, color), dashed=looks[curve.name]["dashed"])
+        color, is_dashed = looks[curve.name]
+        drawn = replace(_draw_curve(curve, color), dashed=is_dashed)
         if are_points:
             symbol = SYMBOLS[number % len(SYMBOLS)]
             drawn = replace(drawn, points=True, symbol=symbol, dashed=False)
@@ -237,7 +237,7 @@ def figure_chart(figure: PaperFigure) -> reporting.LineChart:
             crossed = diverged if are_points else diverged[:1]  # where the line ends
             infinite = [math.inf] * len(crossed)
             details = ["diverged"] * len(crossed)
-            series.append(reporting.crosses(curve.name, infinite, crossed, details, color=color))
+            series.append(reporting.crosses(curve.name, infinite, crossed, color, details=details))
     ends = "; ".join(descriptions) or "nothing was measured"
     return reporting.LineChart(
         figure.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 NET = '''
+import hessinit
 import multiprocessing
 import time
 import torch
@@ -48,6 +49,13 @@ def loud():
 def with_keywords():
     call = lambda model, inputs: 2 * model(inputs)
     return *problem(), {"forward": call, "curvature": "both", "layers": ["0", "2"], "seed": 3}
+
+def as_a_problem():
+    call = lambda model, inputs: 2 * model(inputs)
+    return hessinit.Problem(*problem(), forward=call, layers=["0", "2"], seed=3)
+
+def as_a_problem_with_options():
+    return as_a_problem(), {"optimizer": half_momentum, "curvature": "both"}
 
 def half_momentum(parameters):
     return torch.optim.SGD(parameters, lr=0.2, momentum=0.5)
@@ -134,7 +142,7 @@ def leaves():
 
 def with_dropout():
     model, loss, batch = problem()
-    return nn.Sequential(model, nn.Dropout()), loss, batch, {"dropout": "refuse"}
+    return hessinit.Problem(nn.Sequential(model, nn.Dropout()), loss, batch, dropout="refuse")
 
 def partly_frozen():
     model, loss, batch = problem()

@@ -201,7 +201,7 @@ def test_an_interruption_cancels_what_is_left_and_the_same_command_continues(run
     command += ["--dask", dask.address]
     code, stdout, stderr = interrupt(signal.SIGINT, lambda: list(kept.glob("[!.]*.json")), *command)
     assert (code, stdout) == (130, ""), stderr
-    said = r"Interrupted: stopped; \d+ of 12 runs are kept in kept\. The same command continues .*\.\n"
+    said = r"Interrupted: stopped; \d+ of 12 runs are kept in kept\. The same call or command .*\.\n"
     assert re.fullmatch(said, stderr), stderr
     started = len((mine / "built").read_text().split())
     time.sleep(1)

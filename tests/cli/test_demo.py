@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -17,14 +18,12 @@ from .conftest import without_seconds
 @pytest.fixture
 def _shortened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few steps, rates and seeds, in this process: what is printed and written is of the same kind."""
-    monkeypatch.setattr(hessinit, "compare", partial(hessinit.compare, workers=1))
-    for name, value in {"STEPS": 20, "RATES": (0.03, 0.1), "SEEDS": 1}.items():
-        monkeypatch.setattr(demo, name, value)
+    monkeypatch.setattr(hessinit, "RunSettings", partial(hessinit.RunSettings, workers=1))
+    monkeypatch.setattr(demo, "DEMO", replace(demo.DEMO, steps=20, rates=(0.03, 0.1), seeds=1))
 
 
 def test_the_demo_compares_four_starts_over_the_learning_rates(run, folder, monkeypatch):
-    monkeypatch.setattr(demo, "SEEDS", 1)
-    monkeypatch.setattr(demo, "RATES", (0.003, 0.1))
+    monkeypatch.setattr(demo, "DEMO", replace(demo.DEMO, rates=(0.003, 0.1), seeds=1))
     result = run("demo", columns=80)
     assert result.exit_code == 0, result.output
     assert result.stderr == "Wrote demo-output/demo.html.\nWrote demo-output/curves.png.\n"
@@ -58,7 +57,7 @@ def test_json_holds_what_the_library_computes_and_is_all_that_is_printed(run):
     for grid in grids:
         assert (grid.seeds, grid.learning_rates, grid.schemes) == ((3,), (0.03, 0.1), tuple(demo.STARTS))
     counts = [grid.settings["parameters"] for grid in grids]
-    assert counts[1] - counts[0] == 9 * 2 * demo.WIDTH  # gains and biases of nine LayerNorms
+    assert counts[1] - counts[0] == 9 * 2 * demo.DEMO.width  # gains and biases of nine LayerNorms
 
 
 def test_the_demo_s_problem_can_be_measured_by_name(run):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import re
 from pathlib import Path
 
 import pytest
 
-from hessinit.cli.failures import LIBRARY_FOLDERS
+from hessinit.cli.failures import LIBRARY_FOLDERS, message_of, show_argument
+from hessinit.errors import ProblemError, argument
 
 from .conftest import refused
 
@@ -84,7 +86,24 @@ def test_a_function_that_exits_is_told_how_not_to(run):
     assert "under `if __name__ == '__main__':`." in told
 
 
-def test_an_argument_that_no_option_has_is_said_to_be_the_fourth_value(run):
+def test_an_argument_that_no_option_has_is_said_to_belong_into_a_problem(run):
     told = refused(run("measure", "net.py:with_dropout"))
-    assert 'dropout="freeze"' in told
-    assert told.endswith("the function returns such arguments as a dict, its fourth value.\n")
+    assert "pass dropout='freeze' to keep one mask." in told
+    assert told.endswith("the function returns such arguments in a hessinit.Problem.\n")
+
+
+def test_arguments_are_shown_as_options_where_the_command_has_them():
+    message = (argument("layers", ["0", "conv*"]), " and ", argument("dropout", "freeze"), "; name lr=1")
+    error = ProblemError(*message)
+    assert str(error) == "layers=['0', 'conv*'] and dropout='freeze'; name lr=1"
+    assert message_of(error, ["layers", "lr"]) == "--layers '0,conv*' and dropout='freeze'; name lr=1"
+    assert message_of(error, []) == str(error)
+    shown = [show_argument(argument("overwrite", True)), show_argument(argument("batch_size"))]
+    assert shown == ["--overwrite", "--batch-size"]
+
+
+def test_an_error_can_be_sent_to_another_process_whatever_its_arguments_are():
+    error = pickle.loads(pickle.dumps(ProblemError(argument("forward", lambda x: x), " must be a name.")))
+    assert type(error) is ProblemError
+    assert re.fullmatch(r"forward=<function .* must be a name\.", str(error))
+    assert message_of(error, ["forward"]).startswith("--forward '<function ")

@@ -12,10 +12,10 @@ import torch
 
 from hessinit.cli.problem_file import Builder, find_problem
 
-from .conftest import refused
+from .conftest import refused, without_seconds
 
 # The file, and the message it must be answered with.
-RETURNS = "it must return model, loss, batch, and may add a dict"
+RETURNS = "it must return model, loss, batch, or a hessinit.Problem, and may add a dict"
 WRONG_FUNCTIONS = {
     "def probelm(): pass": r"has no function 'problem'; its functions are probelm. Did you mean 'probelm'\?",
     "problem = 3": r"bad.py has no function 'problem'; its functions are none\.",
@@ -44,6 +44,28 @@ def test_a_wrong_function_is_answered_in_one_paragraph(run, folder, text):
     (folder / "bad.py").write_text(text)
     told = refused(run("measure", "bad.py:problem"))
     assert re.fullmatch(rf"Error: .*{WRONG_FUNCTIONS[text]}.*\n", told), told
+
+
+@pytest.mark.parametrize("command", ["measure", "advise", "initialize --target 2 --scheme keep"])
+def test_a_problem_is_what_the_same_values_as_keywords_are(run, command):
+    """Its options describe the problem to every command; none is named as unused."""
+    verb, *options = command.split()
+    shown = run(verb, "net.py:as_a_problem", "--json", *options)
+    assert shown.exit_code == 0, shown.output
+    assert "also returns" not in shown.stderr
+    keywords = run(verb, "net.py:with_keywords", "--curvature", "gauss-newton", "--json", *options)
+    assert without_seconds(json.loads(shown.stdout)) == without_seconds(json.loads(keywords.stdout))
+
+
+def test_a_dict_may_follow_a_problem(run):
+    shown = run("measure", "net.py:as_a_problem_with_options", "--json")
+    assert shown.exit_code == 0, shown.output
+    report = json.loads(shown.stdout)
+    assert report["curvature"] == "both"
+    assert [layer["name"] for layer in report["layers"]] == ["0", "2"]
+    advised = run("advise", "net.py:as_a_problem_with_options")
+    assert advised.exit_code == 0, advised.output
+    assert "also returns curvature, which only hessinit measure uses." in advised.stderr
 
 
 @pytest.mark.parametrize(("place", "message"), WRONG_PLACES)

@@ -13,7 +13,7 @@ import pytest
 from torch import nn
 
 from hessinit import Comparison, Problem, RunSettings, Tracking, TrackSettings, compare, load
-from hessinit.training.loop import train_and_track
+from hessinit.training.loop import read_data, train_and_track
 from result_examples import make_comparison, make_run
 
 from .conftest import interrupt, refused
@@ -82,7 +82,9 @@ def test_an_interrupted_comparison_says_how_to_continue_and_continues(run, folde
     enough = lambda: len(list(kept.glob("[!.]*.json"))) >= 2  # noqa: E731
     code, stdout, stderr = interrupt(signal.SIGINT, enough, *command, "--folder", "kept")
     assert (code, stdout) == (130, ""), stderr
-    said = r"Interrupted: stopped; (\d+) of 12 runs are kept in kept\. The same command continues from .*\.\n"
+    said = (
+        r"Interrupted: stopped; (\d+) of 12 runs are kept in kept\. The same call or command continues .*\n"
+    )
     found = re.fullmatch(said, stderr)
     assert found, stderr
     assert 1 <= int(found[1]) < 12
@@ -116,9 +118,10 @@ def test_json_is_exactly_what_the_library_tracks(run, net, optimizer, monkeypatc
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     shown = Tracking.from_json(result.stdout)
     model, loss, data = net.problem()
+    read = read_data(data, batch_size=4, steps=20)
     expected = train_and_track(
-        Problem(model, loss, None, seed=2), data, lr=0.01, steps=20, batch_size=4, every=5, max_overhead=1.0,
-        optimizer=optimizer, warmup=5, name="net.py:problem",
+        Problem(model, loss, read.tracked_batch(256, seed=2), seed=2), read, lr=0.01, steps=20, every=5,
+        max_overhead=1.0, optimizer=optimizer, warmup=5, name="net.py:problem",
         settings=TrackSettings(curvature="hessian", warn=False),
     )  # fmt: skip
     assert shown == expected

@@ -14,16 +14,18 @@ from torch import Tensor
 
 from hessinit.curvature import krylov
 from hessinit.curvature.lanczos import (
+    BatchedMap,
     Goal,
     LanczosSearch,
+    SingularValues,
     Start,
     lanczos,
     largest_eigenvalues,
+    largest_singular_values,
     run_together,
     smallest_eigenvalue,
     top_eigenpairs,
 )
-from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

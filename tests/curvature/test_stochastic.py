@@ -9,7 +9,7 @@ import pytest
 import torch
 from known_matrices import CountingOperator, eigenvalues, gram, wigner, with_spectrum
 
-from hessinit.curvature.probes import ProbeStream
+from hessinit.curvature.krylov import ProbeStream
 from hessinit.curvature.stochastic import frobenius_norm, hutch_plus_plus, spectral_density
 
 ESTIMATORS = {

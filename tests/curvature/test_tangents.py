@@ -18,8 +18,8 @@ from calls import measure
 from hessinit.curvature import evaluation as evaluations
 from hessinit.curvature import loss_hessian, tangents
 from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.krylov import random_like
 from hessinit.curvature.loss_hessian import SoftmaxHessian
-from hessinit.curvature.probes import random_like
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from tiny import Calling, Net

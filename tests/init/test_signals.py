@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hessinit.init.apply_scheme import apply_scheme_
 from hessinit.init.gain import gain
 from hessinit.init.mean_field import LIMITS, preactivation_stds
-from hessinit.init.weight_uses import find_weight_uses
+from hessinit.init.weights import find_weight_uses
 from hessinit.problem.problem import Problem
 from hessinit.training.initialize import initialize_
 

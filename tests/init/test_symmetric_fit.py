@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from dense import dense_curvature, ends, layer_parameters
 from hessinit import Fit
 from hessinit.errors import ConvergenceWarning
-from hessinit.init import symmetric_fit
+from hessinit.init import symmetries
 from hessinit.init.fit import fit_weights_
 from hessinit.init.options import KAPPA, FitRequest
-from hessinit.init.scales import ProblemFactory
+from hessinit.init.scales import ProblemFactory, ScaledModel
 from hessinit.init.weights import find_targets, snapshot
 from hessinit.problem.problem import Problem
 from hessinit.training.initialize import initialize_
@@ -138,8 +138,8 @@ def test_drawn_weights_compute_the_same_at_every_rate(name: str) -> None:
 
 def test_several_fits_measure_the_drawn_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the dense truth after each fit; the second one looks at the scaled weights only."""
-    model, evaluate, looks = mlp(nn.LayerNorm), symmetric_fit.evaluate, []
-    monkeypatch.setattr(symmetric_fit, "evaluate", lambda problem: looks.append(problem) or evaluate(problem))
+    model, evaluate, looks = mlp(nn.LayerNorm), symmetries.evaluate, []
+    monkeypatch.setattr(symmetries, "evaluate", lambda problem: looks.append(problem) or evaluate(problem))
     targets = find_targets(model, None)
     restore = snapshot(targets, list(model.parameters()))
     factory = ProblemFactory(Problem(model, LOSS, BATCH), "gauss-newton")
@@ -242,3 +242,14 @@ def test_gains_and_biases_are_undone_bit_for_bit() -> None:
         with pytest.raises(KeyboardInterrupt, match="stopped"):
             initialize_(model, loss, BATCH, lr=1.0)
         assert state(model) == before
+
+
+def test_a_factory_of_other_layers_measures_these_alone() -> None:
+    def norm(factory: ProblemFactory) -> float:
+        return ScaledModel(factory, [], 1e-3).network_norm()
+
+    model = mlp(nn.LayerNorm)
+    factory = ProblemFactory(Problem(model, LOSS, BATCH), "gauss-newton")
+    assert norm(factory) > norm(factory.of_layers(["6.weight"]))
+    alone = ProblemFactory(Problem(model, LOSS, BATCH, layers=["6.weight"]), "gauss-newton")
+    assert norm(factory.of_layers(["6.weight"])) == norm(alone)

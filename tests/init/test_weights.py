@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from hessinit.errors import ProblemError
 from hessinit.init.trace import Context, WeightUse
-from hessinit.init.weight_uses import TracedWeights, block_views, fans_of, find_weight_uses
+from hessinit.init.weights import TracedWeights, block_views, fans_of, find_weight_uses
 from tiny import Net
 from zoo import PROBLEMS
 from zoo.problem import Problem

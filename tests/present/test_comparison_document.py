@@ -199,7 +199,7 @@ def test_extremes_are_shown_all_the_same(losses):
 def test_the_axis_holds_hessinit_s_own_curve_however_high_it_begins():
     high = Series("hessinit, lr 0.1", [500.0, 2.0], [1, 2], high=[600.0, 3.0], low=[400.0, 1.0])
     other = Series("he, lr 0.1", [900.0, 1.0], [1, 2])
-    (chart,) = loss_charts("losses", "c", "d", [high, other], untrained=2.3, headroom=3.0)
+    (chart,) = loss_charts("losses", "c", "d", [high, other], first_losses=[2.3])
     assert chart.y_range[0] < 1 < 600 < chart.y_range[1] < 900
-    (chart,) = loss_charts("losses", "c", "d", [other, replace(other, y=[2.0, 1.0])], 2.3, 3.0)
+    (chart,) = loss_charts("losses", "c", "d", [other, replace(other, y=[2.0, 1.0])], [2.3])
     assert chart.y_range[1] < 6.9

@@ -171,6 +171,8 @@ def test_reports_of_the_network_alone_are_one_point_and_those_that_failed_none()
         found = describe(make_initialization(**failed, after=None, target=target, converged=False))
         assert [one.text for one in found.numbers][:2] == ["0.1", "not finite"]
         assert found.tone == "bad"
+    columns = initialization_columns(make_initialization(**failed, after=None))
+    assert [column.heading for column in columns] == ["layer", "scale", "‖H‖ before"]
     column = initialization_columns(make_initialization(**failed))[2]
     assert (column.heading, column.cells) == ("‖H‖ before", ["", "", "", "not finite"])
     unmeasured = initialization_columns(make_initialization(before=None))
@@ -247,4 +249,4 @@ def test_the_plan_and_what_else_was_measured_have_sections() -> None:
     ]  # fmt: skip
     (table,) = sections["Scheme"].blocks
     assert isinstance(table, Table)
-    assert table.columns[-1].cells == ["0.125"]
+    assert table.shown[-1].cells == ["0.125"]

@@ -368,7 +368,7 @@ def test_words() -> None:
     assert [words.format_range((NAN, 2.0, 1.0)), words.format_range((NAN,))] == ["1 to 2", ""]
     assert words.shorten("encoder.layers.11.out_proj", 13) == "encode…t_proj"
     assert [words.join_names("abcd"), words.join_names("abcde")] == ["a, b, c and d", "a, b, c and 2 more"]
-    assert words.looks(["he", "he+warmup"])["he+warmup"] == {"color": "blue", "dashed": True}
+    assert words.looks(["he", "he+warmup"])["he+warmup"] == ("blue", True)
     assert words.ramp([0.1, 1.0, 0.01]) == ["ramp:0.5", "ramp:1", "ramp:0"]
     with pytest.raises(TypeError, match="a dict cannot be described; what can is a CurvatureReport"):
         describe({})

@@ -13,7 +13,7 @@ from hessinit.present.words import format_number
 from hessinit.results.advice import Descent
 from hessinit.results.curvature_report import Estimate
 from hessinit.results.initialization import Trial
-from hessinit.training.rate_search import try_warmup
+from hessinit.training.advise import try_warmup
 from result_examples import make_three_layers
 
 DESCENTS = [

@@ -62,13 +62,13 @@ def test_a_sound_network_gets_its_report_and_stays_as_it_was() -> None:
 def test_a_rate_is_judged_by_the_stability_limit_of_the_optimizer() -> None:
     # H = I: plain descent is stable up to 2, momentum 0.9 up to 3.8 (closed forms).
     model, loss, batch = quadratic()
-    high = "lr=17 is 8.5 times the stability limit of SGD, which is 2. Lower lr below 2."
+    high = "lr = 17 is 8.5 times the stability limit of SGD, which is 2. Lower lr below 2."
     assert said(model, loss, batch, lr=17.0) == high
     assert said(*quadratic(4.0), lr=5.0).endswith(
         "Lower lr below 0.5, or fit the weights to it: hessinit.initialize_(model, loss, batch, lr=5)."
     )
     # Every step multiplies w by 1 − lr, and the loss is w²: 1.5⁶² after 31 steps.
-    rose = "In 32 trial steps on this batch at lr=2.5 the loss rose from 1 to 8.3e+10. Lower lr below 2."
+    rose = "In 32 trial steps on this batch at lr = 2.5 the loss rose from 1 to 8.3e+10. Lower lr below 2."
     assert said(model, loss, batch, lr=2.5) == rose
     assert assert_sound(model, loss, batch, lr=1.99)
     assert assert_sound(model, loss, batch, lr=1.0, optimizer="momentum")
@@ -78,7 +78,7 @@ def test_a_rate_is_judged_by_the_stability_limit_of_the_optimizer() -> None:
     built = functools.partial(torch.optim.SGD, lr=38.0, momentum=0.9)
     for given in ({"optimizer": heavy}, {"optimizer": "momentum", "lr": 38.0}, {"optimizer": built}):
         failure = said(model, loss, batch, **given)
-        assert "lr=38 is 10 times the stability limit of SGD(momentum=0.9), which is 3.8." in failure
+        assert "lr = 38 is 10 times the stability limit of SGD(momentum=0.9), which is 3.8." in failure
     assert assert_sound(model, loss, batch, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
 
 
@@ -110,7 +110,7 @@ def test_a_gradient_that_is_too_small_for_the_rate_is_found_and_adam_does_not_mi
     model, loss, (inputs, _) = quadratic(5e-5)
     batch = inputs, 5e-5**0.5 * torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
     assert said(model, loss, batch, lr=0.1).startswith(
-        "At lr=0.1 the gradient is too small: 1,000 steps along it would lower the loss by 2 % of what can "
+        "At lr = 0.1 the gradient is too small: 1,000 steps along it would lower the loss by 2 % of what can "
         "be gained. Raise lr."
     )
     for given in ({"lr": 0.2}, {"lr": 0.1, "optimizer": "momentum"}, {"lr": 0.1, "optimizer": "adam"}, {}):

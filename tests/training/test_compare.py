@@ -23,7 +23,7 @@ from hessinit.errors import ProblemError
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, constant_loss, find_loss_range
 from hessinit.problem.batches import Batch
 from hessinit.progress import Pace, announce
-from hessinit.training.data import derive, read_data
+from hessinit.training.loop import derive, read_data
 from hessinit.training.trial import judge
 
 MODEL = problem.build()

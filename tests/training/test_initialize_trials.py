@@ -19,9 +19,9 @@ from hessinit import Fit, advise
 from hessinit.digits import load_digits
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
 from hessinit.results.initialization import Trial
-from hessinit.training import survival
+from hessinit.training import weight_trials
 from hessinit.training.initialize import RACE, initialize_
-from hessinit.training.race import read_race_data
+from hessinit.training.weight_trials import read_race_data
 from zoo.snapshot import differences, snapshot
 
 
@@ -284,7 +284,7 @@ def test_the_best_rate_that_survives_a_trial_is_taken(limit: Any, monkeypatch: p
     def survives(setup: Any, batch: Any, lr: float, steps: int) -> Trial:
         return replace(best, lr=lr, survived=lr / 1.25 < limit)
 
-    monkeypatch.setattr(survival, "try_weights", survives)
+    monkeypatch.setattr(weight_trials, "try_weights", survives)
     model = normalized()
     result = call(initialize_, model, LOSS, BATCH, **options)
     finalists = [best, *(one for one in others if one.steps == best.steps and one.survived)]

@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from hessinit.errors import ProblemError
 from hessinit.measurement.loss_range import UNKNOWN, LossRange
 from hessinit.progress import ProgressState
-from hessinit.training import race
+from hessinit.training import weight_trials
 from hessinit.training.loop import make_optimizer
-from hessinit.training.race import Candidate, race_, read_race_data
 from hessinit.training.trial import TrainingSetup, try_weights
+from hessinit.training.weight_trials import Candidate, race_, read_race_data
 
 
 class Attention(nn.Module):
@@ -84,7 +84,7 @@ def candidates(model: nn.Module, *scales: float, lr: float = 0.1) -> list[Candid
     return [Candidate(f"times {scale:g}", lr, functools.partial(write_, scale)) for scale in scales]
 
 
-def read(data: tuple[Tensor, Tensor], steps: int = 9, size: int = 8) -> race.RaceData:
+def read(data: tuple[Tensor, Tensor], steps: int = 9, size: int = 8) -> weight_trials.RaceData:
     return read_race_data(data, (data[0][:size], data[1][:size]), steps)
 
 
@@ -189,7 +189,7 @@ def test_weights_that_blow_up_are_out_and_a_failed_start_says_why(loss_range: Lo
     assert trials[1].reason.startswith("diverged")
     assert math.isnan(trials[1].score)
     assert math.isnan(trials[2].score)
-    assert replace(trials[2], score=0.0) == race.Trial(
+    assert replace(trials[2], score=0.0) == weight_trials.Trial(
         name="lsuv", lr=0.1, steps=0, score=0.0, survived=False, losses=(),
         reason="failed: no weight to scale",
     )  # fmt: skip
@@ -254,7 +254,7 @@ def test_one_batch_tells_who_survives_and_learns_and_the_first_of_them_wins() ->
     scaled = ((1.0, 1e9), (0.9, 1e-6), (1.0, 0.2), (1.0, 0.3))
     tries = [candidates(model, scale, lr=lr)[0] for scale, lr in scaled]
 
-    def race(*given: Candidate, loss_range: LossRange = THREE) -> list[race.Trial]:
+    def race(*given: Candidate, loss_range: LossRange = THREE) -> list[weight_trials.Trial]:
         return race_(setup_of(model, ENTROPY, loss_range=loss_range), data, given, steps=12)
 
     blown, idle, slow, fast = tries
@@ -463,7 +463,7 @@ def test_ctrl_c_at_any_line_of_the_race_leaves_the_model_as_found() -> None:
 
         def trace(frame: Any, event: str, _: Any) -> Any:
             nonlocal lines
-            if frame.f_code.co_filename != race.__file__:
+            if frame.f_code.co_filename != weight_trials.__file__:
                 return None
             if event == "line":
                 lines += 1

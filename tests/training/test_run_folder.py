@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from hessinit.errors import ProblemError
-from hessinit.training.job_folder import file_name
+from hessinit.training.jobs import file_name
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parents[1] / "src"
@@ -153,7 +153,7 @@ def test_killed_or_interrupted_it_ends_its_workers_continues_and_gives_the_same_
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     _, errors = process.communicate(timeout=300)
     _wait_for_end_of(workers)
-    assert f"of 12 runs are kept in {folder}. The same call continues from there." in errors
+    assert f"of 12 runs are kept in {folder}. The same call or command continues from there." in errors
 
     assert len(killed) < len(_stamps(folder)) < 12
     settings: dict[str, Any] = {"learning_rates": (0.1, 0.2, 0.5)}

@@ -16,7 +16,7 @@ import tiny
 from calls import call
 from hessinit import Problem, ProblemError, Tracking, track
 from hessinit.training import track as track_module
-from hessinit.training.loop import train_and_track
+from hessinit.training.loop import read_data, train_and_track
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,11 @@ def points_data() -> tuple[torch.Tensor, torch.Tensor]:
 def run(model: nn.Module, data: Any = None, **options: Any) -> Tracking:
     settings: dict[str, Any] = {"lr": 0.3, "steps": 40, "batch_size": 20, "max_overhead": 1.0}
     given = {**settings, **options}
-    problem = Problem(model, tiny.LOSS, None, seed=given.pop("seed", 0), forward=given.pop("forward", None))
-    return train_and_track(problem, data or points_data(), **given)
+    seed = given.pop("seed", 0)
+    read = read_data(data or points_data(), given.pop("batch_size"), given["steps"])
+    batch = read.tracked_batch(given.pop("examples", 256), seed)
+    problem = Problem(model, tiny.LOSS, batch, seed=seed, forward=given.pop("forward", None))
+    return train_and_track(problem, read, **given)
 
 
 def test_it_trains_in_place_by_its_seed_leaves_the_generators_and_tracks_on_the_way() -> None:

@@ -27,16 +27,15 @@ for function in (demo, new, measure, advise, initialize, track, compare, sweep, 
 
 
 def main() -> None:
-    """Run the command that was asked for; click ends it quietly where the reader of a pipe has gone."""
+    """Run the command; click ends it quietly where the reader of a pipe has gone."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without ‖ shows a question mark
     try:
         app(prog_name="hessinit")
     except OSError as failure:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), 1
-        )  # on leaving, Python tries a full stdout once more
+        # On leaving, Python tries a full stdout once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         typer.echo(
             f"Error: {failure.filename or 'the output'} cannot be read or written: "
             f"{failure.strerror or failure}.",

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,19 +29,29 @@ FOLDER = Path("demo-output")
 PAGE = "demo.html"
 PICTURE = "curves.png"
 
-LAYERS = 10
-WIDTH = 64
-EXAMPLES = 256  # that the curvature is measured on: the first of those to train on
-TRAINED_ON = 1437  # four fifths
-# Chosen before any of it was trained. The plain network is that of the former demo, the plainest of
-# at least eight layers that PyTorch's own weights train at some rate; the normalized one is the
-# same with a LayerNorm after each hidden layer. The rates are the half decades around those in
-# common use; steps are as many as `compare` makes, and seeds as many as a minute allows.
-RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """The networks and their trainings, chosen before any of it was trained.
+
+    The plain network is that of the former demo, the plainest of at least eight layers that
+    PyTorch's own weights train at some rate; the normalized one is the same with a LayerNorm after
+    each hidden layer. The rates are the half decades around those in common use; steps are as many
+    as `compare` makes, and seeds as many as a minute allows.
+    """
+
+    layers: int = 10
+    width: int = 64
+    examples: int = 256  # that the curvature is measured on: the first of those to train on
+    trained_on: int = 1437  # four fifths
+    rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+    steps: int = 200
+    seeds: int = 2
+    lr: float = 0.3  # of the report: where PyTorch's own weights do best on the plain network
+
+
+DEMO = DemoSettings()
 STARTS = {"PyTorch": "default", "He": "he", "LSUV": "lsuv", "hessinit": "hessinit"}
-STEPS = 200
-SEEDS = 2
-LEARNING_RATE = 0.3  # of the report: where PyTorch's own weights do best on the plain network
 
 
 def build_network(normalized: bool = False) -> nn.Module:
@@ -49,27 +59,34 @@ def build_network(normalized: bool = False) -> nn.Module:
     from torch import nn
 
     pieces: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-    for number in range(1, LAYERS):
-        pieces[f"fc{number}"] = nn.Linear(WIDTH, WIDTH)
+    for number in range(1, DEMO.layers):
+        pieces[f"fc{number}"] = nn.Linear(DEMO.width, DEMO.width)
         if normalized:
-            pieces[f"norm{number}"] = nn.LayerNorm(WIDTH)
+            pieces[f"norm{number}"] = nn.LayerNorm(DEMO.width)
         pieces[f"tanh{number}"] = nn.Tanh()
-    pieces[f"fc{LAYERS}"] = nn.Linear(WIDTH, 10)
+    pieces[f"fc{DEMO.layers}"] = nn.Linear(DEMO.width, 10)
     return nn.Sequential(pieces)
 
 
 def problem(seed: int = 0) -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]:
-    """The demo's network, its loss and 256 digits; other commands take it as `hessinit.cli.demo:problem`."""
+    """Return the demo's network, its loss and 256 digits.
+
+    Other commands take it as `hessinit.cli.demo:problem`.
+    """
     import torch
 
     images, labels = load_digits()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_network(), torch.nn.CrossEntropyLoss(), (images[:EXAMPLES], labels[:EXAMPLES])
+        return (
+            build_network(),
+            torch.nn.CrossEntropyLoss(),
+            (images[: DEMO.examples], labels[: DEMO.examples]),
+        )
 
 
 def demo(
-    lr: Annotated[float, options.rate("The learning rate to initialize for.")] = LEARNING_RATE,
+    lr: Annotated[float, options.rate("The learning rate to initialize for.")] = DEMO.lr,
     seed: Annotated[
         int, options.whole("Seed of weights and mini-batches.", 0, options.LARGEST_SEED)
     ] = 0,
@@ -97,7 +114,7 @@ def demo(
     started = time.perf_counter()
     page = folder / PAGE
     picture = folder / PICTURE
-    with failures_explained("running the demo", "the demo was not finished."):
+    with failures_explained(demo, "running the demo", "the demo was not finished."):
         demonstration = _compute(lr, seed, as_json)
         if as_json:
             plain = {"kind": "hessinit demonstration", "schema": 5, **to_plain(demonstration)}
@@ -116,7 +133,7 @@ def demo(
 
 
 def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
-    """Measure, initialize, and train both networks from every start; each is printed when it is known."""
+    """Measure, initialize, and train both networks from every start; print each result at once."""
 
     def say(text: str, result: Any) -> None:
         if not mute:
@@ -130,18 +147,18 @@ def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
         # other.
         torch.set_num_threads(1)
     images, labels = load_digits()
-    data = images[:TRAINED_ON], labels[:TRAINED_ON]
+    data = images[: DEMO.trained_on], labels[: DEMO.trained_on]
     model, loss, batch = problem(seed)
-    with progress(f"Measuring the network on {EXAMPLES} digits …"):
-        report = hessinit.measure(hessinit.Problem(model, loss, batch, seed=seed))
+    measured = hessinit.Problem(model, loss, batch, seed=seed)
+    with progress(f"Measuring the network on {DEMO.examples} digits …"):
+        report = hessinit.measure(measured)
     say(
-        f"1. Ten dense layers with tanh and PyTorch's own weights, on {EXAMPLES} handwritten digits. "
-        "‖H‖ is the curvature of the loss with respect to a layer's weights.\n",
+        f"1. Ten dense layers with tanh and PyTorch's own weights, on {DEMO.examples} handwritten "
+        "digits. ‖H‖ is the curvature of the loss with respect to a layer's weights.\n",
         report,
     )
     with progress(f"Finding weights for lr = {lr:g} …"):
-        whole = hessinit.Problem(model, loss, batch, seed=seed)
-        initialization = hessinit.initialize_(whole, lr=lr)
+        initialization = hessinit.initialize_(measured, lr=lr)
     say(f"\n2. New weights, whose curvature fits lr = {lr:g}.\n", initialization)
     # The line that announces long work names arguments that the demo does not have.
     settings = hessinit.RunSettings(measure_curvature=False, progress=sys.stderr.isatty())
@@ -151,17 +168,18 @@ def _compute(lr: float, seed: int, mute: bool) -> Demonstration:
             loss,
             data,
             schemes=STARTS,
-            learning_rates=RATES,
-            seeds=range(seed, seed + SEEDS),
-            steps=STEPS,
+            learning_rates=DEMO.rates,
+            seeds=range(seed, seed + DEMO.seeds),
+            steps=DEMO.steps,
             settings=settings,
         )
         for has_norms in (False, True)
     )
-    found = Demonstration(initialization=initialization, plain=plain, normalized=normalized)
-    document = describe(found)
+    demonstration = Demonstration(initialization=initialization, plain=plain, normalized=normalized)
+    document = describe(demonstration)
     say(
-        f"\n3. Four starts, {STEPS} steps of SGD on {TRAINED_ON:,} digits at {len(RATES)} learning rates.\n",
+        f"\n3. Four starts, {DEMO.steps} steps of SGD on {DEMO.trained_on:,} digits at "
+        f"{len(DEMO.rates)} learning rates.\n",
         replace(document, sections=document.sections[:1]),
     )
-    return found
+    return demonstration

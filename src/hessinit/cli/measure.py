@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,8 +12,7 @@ import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import NOT_MET, failures_explained, stop
 from hessinit.cli.output import Output, progress
-from hessinit.cli.problem_file import LoadedProblem, find_problem, load_problem, shared_keywords
-from hessinit.errors import options_of
+from hessinit.cli.problem_file import find_problem, load_problem
 from hessinit.present.advice import describe_trial
 from hessinit.present.words import format_number
 from hessinit.progress import OnProgress, ProgressState, announce
@@ -22,56 +21,65 @@ from hessinit.results.initialization import DIVERGED
 if TYPE_CHECKING:
     from hessinit.training.assert_sound import Judgement
 
-# What a problem may say to `measure` that means the same to initialize.
-SHARED = ("optimizer", "forward", "dropout", "layers", "curvature", "reduction", "check")
-# And to advise.
-ADVISED = (*SHARED, "dtype", "tolerance", "max_iterations", "seed")
+# What a problem's keywords for `measure` mean for the other verbs, too.
+FITTED = ("optimizer", "curvature")
+ADVISED = (*FITTED, "tolerance", "max_iterations")
 PLANNED = ("curvature", "estimator", "tolerance", "details", "network")
-# of the race
-TRIAL_STEPS = 48
-BATCH_SIZE = 64
+BATCH_SIZE = 64  # of the race
 
 
-def measure(
-    problem: options.Problem,
-    lr: Annotated[
-        float | None, options.rate("Also say whether this learning rate is stable.")
-    ] = None,
-    optimizer: options.Optimizer = None,
+@dataclass(frozen=True)
+class MeasuringOptions:
+    """What `measure` measures, and how accurately."""
+
+    lr: Annotated[float | None, options.rate("Also say whether this learning rate is stable.")] = (
+        None
+    )
+    optimizer: options.Optimizer = None
     curvature: Annotated[
         Literal["gauss-newton", "hessian", "both"] | None,
         typer.Option(help="Which second derivative.  [default: gauss-newton]"),
-    ] = None,
-    layers: options.Layers = None,
-    tolerance: options.Tolerance = None,
+    ] = None
+    layers: options.Layers = None
+    tolerance: options.Tolerance = None
     precision: Annotated[
         Literal["auto", "full", "tf32", "bf16"] | None,
         typer.Option(
             help="On a GPU: auto is tf32 where its rounding is below the tolerance, else full."
         ),
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True)
+class DetailOptions:
+    """What else `measure` measures, or whether it only plans."""
+
     jacobians: Annotated[
         bool,
         typer.Option("--jacobians", help="Also the Jacobian norms around each layer, and bounds."),
-    ] = False,
+    ] = False
     diagnostics: Annotated[
         bool,
         typer.Option(
             "--diagnostics", help="Also activations, gradients, dead and saturated units."
         ),
-    ] = False,
+    ] = False
     dry_run: Annotated[
         bool,
         typer.Option(
             "--dry-run", help="Only say what it would cost: engine, gradients and memory."
         ),
-    ] = False,
-    seed: options.Seed = None,
-    device: options.Device = None,
-    as_json: options.AsJson = False,
-    html: options.AsHtml = None,
-    save: options.Save = None,
-    picture: options.Picture = None,
+    ] = False
+
+
+@options.with_groups
+def measure(
+    problem: options.Problem,
+    *,
+    measuring: MeasuringOptions,
+    details: DetailOptions,
+    computing: options.ComputeOptions,
+    result: options.ResultOptions,
 ) -> None:
     """Measure the curvature of every layer of your network.
 
@@ -90,42 +98,46 @@ def measure(
     Exit status: 0 done, 1 not converged, 2 wrong usage, 130 interrupted.
     """
     source = find_problem(problem)
-    output = Output(as_json, html, save, picture, reads=source.file)
-    if dry_run and lr is not None:
+    output = Output(result, reads=source.file)
+    lr = measuring.lr
+    if details.dry_run and lr is not None:
         stop(
             f"--lr {lr:g} is judged by ‖H‖, which --dry-run does not measure; leave out one of "
             "them."
         )
-    details = [*["jacobians"] * jacobians, *["diagnostics"] * diagnostics]
+    names = [name for name in ("jacobians", "diagnostics") if getattr(details, name)]
     chosen = options.given(
-        curvature=curvature,
-        layers=layers,
-        tolerance=tolerance,
-        precision=precision,
-        seed=seed,
-        details=details or None,
+        curvature=measuring.curvature,
+        layers=measuring.layers,
+        tolerance=measuring.tolerance,
+        precision=measuring.precision,
+        seed=computing.seed,
+        details=names or None,
     )
     with (
         failures_explained(
-            f"measuring {problem}", "the measurement was not finished, and nothing was written."
+            measure,
+            f"measuring {problem}",
+            "the measurement was not finished, and nothing was written.",
         ),
         progress(f"Measuring {problem} …") as show,
     ):
         from hessinit.training.assert_sound import measure_and_judge
 
-        loaded = load_problem(source, seed=seed, device=device, optimizer=optimizer)
-        keywords = {**loaded.keywords, **chosen}
-        used = keywords.pop("optimizer", "sgd")
-        measured, measuring = _split(loaded, keywords)
-        if dry_run:
-            planning = {name: value for name, value in measuring.items() if name in PLANNED}
+        loaded = load_problem(source, computing, measuring.optimizer).with_options(chosen)
+        measured = replace(loaded.problem, batch=loaded.batch)
+        keywords = dict(loaded.keywords)
+        optimizer = keywords.pop("optimizer", "sgd")
+        if details.dry_run:
+            planning = {name: value for name, value in keywords.items() if name in PLANNED}
             plan = hessinit.plan(measured, **planning)
         else:
-            measuring["progress"] = announced(show, loaded.model)
+            keywords["progress"] = announced(show, measured.model)
+            with_rates = optimizer != "sgd"
             judged = measure_and_judge(
-                measured, measuring, optimizer=used, lr=lr, with_rates=used != "sgd"
+                measured, keywords, optimizer=optimizer, lr=lr, with_rates=with_rates
             )
-    if dry_run:
+    if details.dry_run:
         output.write(plan)
         return
     rate = lr if judged.advice is None else judged.advice.lr
@@ -137,15 +149,6 @@ def measure(
             f"{judged.report.tolerance:g}.",
             NOT_MET,
         )
-
-
-def _split(
-    loaded: LoadedProblem, keywords: dict[str, Any]
-) -> tuple[hessinit.Problem, dict[str, Any]]:
-    """Return the problem, and the keywords that do not describe it."""
-    describing = options_of(hessinit.Problem, keywords)
-    remaining = {name: value for name, value in keywords.items() if name not in describing}
-    return hessinit.Problem(loaded.model, loaded.loss, loaded.batch, **describing), remaining
 
 
 def announced(show: OnProgress, model: Any) -> OnProgress:
@@ -188,25 +191,30 @@ def tell_rate(lr: float, problem: str, judged: Judgement) -> str:
     return f"{' '.join(sentences)}{command}"
 
 
-def advise(
-    problem: options.TrainedProblem,
-    optimizer: options.Optimizer = None,
-    lr: Annotated[
-        float | None, options.rate("Also say whether this learning rate is stable.")
-    ] = None,
+@dataclass(frozen=True)
+class AdviceOptions:
+    """What `advise` measures, and for which optimizer."""
+
+    optimizer: options.Optimizer = None
+    lr: Annotated[float | None, options.rate("Also say whether this learning rate is stable.")] = (
+        None
+    )
     batch_size: Annotated[
         int | None,
         options.whole("Measure on one mini-batch of your training.  [default: all data]"),
-    ] = None,
-    layers: options.Layers = None,
-    curvature: options.OneCurvature = None,
-    tolerance: options.Tolerance = None,
-    seed: options.Seed = None,
-    device: options.Device = None,
-    as_json: options.AsJson = False,
-    html: options.AsHtml = None,
-    save: options.Save = None,
-    picture: options.Picture = None,
+    ] = None
+    layers: options.Layers = None
+    curvature: options.OneCurvature = None
+    tolerance: options.Tolerance = None
+
+
+@options.with_groups
+def advise(
+    problem: options.TrainedProblem,
+    *,
+    advised: AdviceOptions,
+    computing: options.ComputeOptions,
+    result: options.ResultOptions,
 ) -> None:
     """Say which learning rate suits your optimizer.
 
@@ -222,22 +230,28 @@ def advise(
     Exit status: 0 done, 1 not learned or not converged, 2 wrong usage, 130 interrupted.
     """
     source = find_problem(problem)
-    output = Output(as_json, html, save, picture, reads=source.file)
+    output = Output(result, reads=source.file)
     chosen = options.given(
-        lr=lr, layers=layers, curvature=curvature, tolerance=tolerance, seed=seed
+        lr=advised.lr,
+        layers=advised.layers,
+        curvature=advised.curvature,
+        tolerance=advised.tolerance,
+        seed=computing.seed,
     )
     with (
         failures_explained(
-            f"advising on {problem}", "the advice was not finished, and nothing was written."
+            advise,
+            f"advising on {problem}",
+            "the advice was not finished, and nothing was written.",
         ),
         progress(f"Measuring {problem} …"),
     ):
-        loaded = load_problem(source, seed=seed, device=device, optimizer=optimizer)
-        keywords = {**shared_keywords(loaded, ADVISED, problem), **chosen}
-        if batch_size is not None:
-            loaded = loaded._replace(batch=_cut(loaded.batch, batch_size, 1, seed or 0)[0])
-        measured, advising = _split(loaded, keywords)
-        advice = hessinit.advise(measured, **advising)
+        loaded = load_problem(source, computing, advised.optimizer)
+        loaded = loaded.keep_shared(ADVISED, problem).with_options(chosen)
+        batch = loaded.batch
+        if advised.batch_size is not None:
+            batch = _cut(batch, advised.batch_size, 1, loaded.problem.seed)[0]
+        advice = hessinit.advise(replace(loaded.problem, batch=batch), **loaded.keywords)
     output.write(advice)
     if not advice.learns:
         stop("No learning rate: the advice says more.", NOT_MET)
@@ -256,8 +270,10 @@ def _read_rate(text: str | None) -> str | None:
     return text
 
 
-def initialize(
-    problem: options.TrainedProblem,
+@dataclass(frozen=True)
+class FitOptions:
+    """What the weights are fitted to."""
+
     lr: Annotated[
         str | None,
         typer.Option(
@@ -265,16 +281,16 @@ def initialize(
             metavar="X|auto",
             help="The learning rate that the weights shall suit; auto finds one.",
         ),
-    ] = None,
+    ] = None
     target: Annotated[
         float | None, options.number("The ‖H‖ to aim at, in place of --lr.  [default: 1]")
-    ] = None,
+    ] = None
     rule: Annotated[
         Literal["network", "layers"] | None,
         typer.Option(
             help="The target is for the whole network, or for every layer.  [default: network]"
         ),
-    ] = None,
+    ] = None
     scheme: Annotated[
         str | None,
         typer.Option(
@@ -282,49 +298,73 @@ def initialize(
             help="The initialization before scaling: a scheme such as he or lsuv, keep for the "
             "weights as they come, or auto.  [default: auto]",
         ),
-    ] = None,
+    ] = None
     scaling: Annotated[
         Literal["auto", "all", "last", "small-output"] | None,
         typer.Option(help="Which weights are scaled to meet the target.  [default: auto]"),
-    ] = None,
-    optimizer: options.Optimizer = None,
+    ] = None
+    optimizer: options.Optimizer = None
     momentum: Annotated[
         float | None, options.number("Of momentum and nesterov.  [default: 0.9]")
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True)
+class RaceOptions:
+    """How candidates are raced."""
+
     no_race: Annotated[
         bool,
         typer.Option(
             "--no-race", help="Race no candidates: only fit the curvature to --lr, on all data."
         ),
-    ] = False,
+    ] = False
     trial_steps: Annotated[
         int | None,
         options.whole("Steps of each candidate, four times as many for auto.  [default: 48]", 3),
-    ] = None,
-    batch_size: options.BatchSize = None,
+    ] = None
+    batch_size: options.BatchSize = None
+
+
+@dataclass(frozen=True)
+class DrawOptions:
+    """Which weights are drawn, and how they are measured."""
+
     report: Annotated[
         bool,
         typer.Option("--report", help="Measure every layer before and after, whatever it costs."),
-    ] = False,
-    layers: options.Layers = None,
-    overwrite: options.Overwrite = False,
-    curvature: options.OneCurvature = None,
+    ] = False
+    layers: options.Layers = None
+    overwrite: options.Overwrite = False
+    curvature: options.OneCurvature = None
     tolerance: Annotated[
         float | None, options.number("Relative accuracy of the target.  [default: 0.05]")
-    ] = None,
-    seed: options.Seed = None,
-    device: options.Device = None,
-    weights: Annotated[
-        Path | None, options.path("Write the new weights: a .safetensors file.")
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True)
+class WeightsOptions:
+    """Where the new weights go."""
+
+    weights: Annotated[Path | None, options.path("Write the new weights: a .safetensors file.")] = (
+        None
+    )
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Only show what would be written; it needs no --weights."),
-    ] = False,
-    as_json: options.AsJson = False,
-    html: options.AsHtml = None,
-    save: options.Save = None,
-    picture: options.Picture = None,
+    ] = False
+
+
+@options.with_groups
+def initialize(
+    problem: options.TrainedProblem,
+    *,
+    fit: FitOptions,
+    race: RaceOptions,
+    drawn: DrawOptions,
+    computing: options.ComputeOptions,
+    written: WeightsOptions,
+    result: options.ResultOptions,
 ) -> None:
     """Find weights whose curvature fits your learning rate.
 
@@ -351,73 +391,90 @@ def initialize(
     Exit status: 0 done, 1 target not met or nothing learned, 2 wrong usage, 130 interrupted.
     """
     source = find_problem(problem)
-    output = Output(as_json, html, save, picture, weights, reads=source.file)
-    if momentum is not None and optimizer not in ("momentum", "nesterov"):
-        stop(
-            f"--momentum {momentum:g} is only for --optimizer momentum and nesterov; pass one of "
-            "them."
-        )
-    if weights is not None and dry_run:
-        stop(
-            "--weights and --dry-run contradict each other: a dry run writes no weights. Leave one "
-            "out."
-        )
-    if weights is not None and weights.suffix != ".safetensors":
-        stop(f"--weights {weights} must end in .safetensors.")
-    race = lr is not None and not no_race
-    if not race and (trial_steps or batch_size):
-        stop(
-            "--trial-steps and --batch-size are for the race; pass --lr without --no-race, or "
-            "leave them out."
-        )
-    chosen = options.given(
-        lr=lr if lr in (None, "auto") else float(lr or 0),
-        target=target,
-        rule=rule,
-        scheme=scheme,
-        scaling=scaling,
-        momentum=momentum,
-        layers=layers,
-        overwrite=overwrite,
-        curvature=curvature,
-        tolerance=tolerance,
-        seed=seed,
-        dry_run=dry_run,
-        report=report,
-        trial_steps=trial_steps,
+    output = Output(result, weights=written.weights, reads=source.file)
+    _refuse_contradictions(fit, race, written)
+    is_race = fit.lr is not None and not race.no_race
+    chosen = options.given(layers=drawn.layers, seed=computing.seed)
+    fitting = options.given(
+        rule=fit.rule,
+        scheme=fit.scheme,
+        scaling=fit.scaling,
+        momentum=fit.momentum,
+        curvature=drawn.curvature,
+        tolerance=drawn.tolerance,
+        report=drawn.report,
+        trial_steps=race.trial_steps,
     )
     with (
         failures_explained(
+            initialize,
             f"initializing {problem}",
             "the initialization was not finished, and nothing was written.",
         ),
         progress(f"Initializing {problem} …") as show,
     ):
-        loaded = load_problem(source, seed=seed, device=device, optimizer=optimizer)
-        keywords = {**shared_keywords(loaded, SHARED, problem), **chosen}
-        if race:
-            steps = trial_steps or TRIAL_STEPS
-            batch, data = _cut(loaded.batch, batch_size, steps, seed or 0)
-            loaded = loaded._replace(batch=batch)
-            keywords |= {"data": data, "progress": announced_race(show)}
-        drawn, fitting = _split(loaded, keywords)
-        rarer = options_of(hessinit.Fit, fitting)
-        for name in rarer:
-            del fitting[name]
-        result = hessinit.initialize_(drawn, fit=hessinit.Fit(**rarer), **fitting)
-    if not result.learned:
-        replace(output, weights=None).write(result)
-        stop("Nothing learned, and nothing was written: the result says more.", NOT_MET)
-    output.write(result)
-    if weights is None:
-        how = "Leave out --dry-run and pass" if dry_run else "Pass"
-        typer.echo(
-            f"No weights were written. {how} --weights FILE.safetensors to keep them.", err=True
+        loaded = load_problem(source, computing, fit.optimizer)
+        loaded = loaded.keep_shared(FITTED, problem).with_options(chosen)
+        if "curvature" in loaded.keywords:
+            fitting.setdefault("curvature", loaded.keywords["curvature"])
+        options_of_fit = hessinit.Fit(**fitting)
+        batch = loaded.batch
+        data = None
+        if is_race:
+            steps = options_of_fit.trial_steps
+            batch, data = _cut(batch, race.batch_size, steps, loaded.problem.seed)
+        initialization = hessinit.initialize_(
+            replace(loaded.problem, batch=batch),
+            lr=fit.lr if fit.lr in (None, "auto") else float(fit.lr or 0),
+            target=fit.target,
+            optimizer=loaded.keywords.get("optimizer", "sgd"),
+            data=data,
+            fit=options_of_fit,
+            dry_run=written.dry_run,
+            overwrite=drawn.overwrite,
+            progress=announced_race(show) if is_race else True,
         )
-    if race and not result.converged:
+    _write_initialization(output, initialization, written, is_race)
+
+
+def _write_initialization(
+    output: Output, initialization: hessinit.Initialization, written: WeightsOptions, is_race: bool
+) -> None:
+    """Print the result and write its files; end the command with 1 if it did not succeed."""
+    if not initialization.learned:
+        replace(output, weights=None).write(initialization)
+        stop("Nothing learned, and nothing was written: the result says more.", NOT_MET)
+    output.write(initialization)
+    if written.weights is None:
+        advice = "Leave out --dry-run and pass" if written.dry_run else "Pass"
+        typer.echo(
+            f"No weights were written. {advice} --weights FILE.safetensors to keep them.", err=True
+        )
+    if is_race and not initialization.converged:
         stop("No candidate survived the race: the result says more.", NOT_MET)
-    if not result.converged and not result.flat_enough:
+    if not initialization.converged and not initialization.flat_enough:
         stop("Target not met: the result says why.", NOT_MET)
+
+
+def _refuse_contradictions(fit: FitOptions, race: RaceOptions, written: WeightsOptions) -> None:
+    """End the command if options contradict each other."""
+    if fit.momentum is not None and fit.optimizer not in ("momentum", "nesterov"):
+        stop(
+            f"--momentum {fit.momentum:g} is only for --optimizer momentum and nesterov; pass one "
+            "of them."
+        )
+    if written.weights is not None and written.dry_run:
+        stop(
+            "--weights and --dry-run contradict each other: a dry run writes no weights. Leave one "
+            "out."
+        )
+    if written.weights is not None and written.weights.suffix != ".safetensors":
+        stop(f"--weights {written.weights} must end in .safetensors.")
+    if (fit.lr is None or race.no_race) and (race.trial_steps or race.batch_size):
+        stop(
+            "--trial-steps and --batch-size are for the race; pass --lr without --no-race, or "
+            "leave them out."
+        )
 
 
 def announced_race(show: OnProgress) -> OnProgress:
@@ -434,8 +491,8 @@ def announced_race(show: OnProgress) -> OnProgress:
 
 def _cut(given: Any, batch_size: int | None, steps: int, seed: int) -> tuple[Any, Any]:
     """Return a mini-batch to measure, and the data of the race: ready batches, or all examples."""
-    from hessinit.training.data import read_data
     from hessinit.training.initialize import RACE
+    from hessinit.training.loop import read_data
 
     data = read_data(given, batch_size or 1, RACE.times_longer * steps)
     if not data.ready and batch_size is None:
@@ -469,7 +526,8 @@ def show(
 
     Exit status: 0 done, 2 wrong usage.
     """
-    output = Output(as_json, html, picture=picture, reads=path)
+    result = options.ResultOptions(as_json, html, picture=picture)
+    output = Output(result, reads=path)
     try:
         loaded = hessinit.load(path)
     except OSError as failure:

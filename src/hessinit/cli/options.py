@@ -66,17 +66,18 @@ def check_optimizer(text: str | None) -> str | None:
         return text
     listed = ", ".join(OPTIMIZERS)
     raise typer.BadParameter(
-        f"{text!r} is unknown; choose from {listed}, or give a function that builds one, as net.py:optimizer."
+        f"{text!r} is unknown; choose from {listed}, or give a function that builds one, as "
+        "net.py:optimizer."
         f"{did_you_mean(text.lower(), [*OPTIMIZERS])}"
     )
 
 
 def _problem(returns: str) -> Any:
-    said = (
-        f"A function without arguments that returns {returns} It may add a dict: optimizer, and keyword "
-        "arguments for hessinit.measure, such as forward. Also as package.module:function."
+    help = (
+        f"A function without arguments that returns {returns} It may add a dict: optimizer, and "
+        "keyword arguments for hessinit.measure, such as forward. Also as package.module:function."
     )
-    return typer.Argument(metavar=PROBLEM, help=said, show_default=False)
+    return typer.Argument(metavar=PROBLEM, help=help, show_default=False)
 
 
 def names(help: str) -> Any:
@@ -91,8 +92,10 @@ def number(help: str) -> Any:
     return typer.Option(parser=read_number, metavar="X", help=help)
 
 
-def rate(help: str, **more: Any) -> Any:
-    return typer.Option(parser=read_number, callback=check_rate, metavar="X", help=help, **more)
+def rate(help: str, show_default: bool = True) -> Any:
+    return typer.Option(
+        parser=read_number, callback=check_rate, metavar="X", help=help, show_default=show_default
+    )
 
 
 def whole(help: str, least: int = 1, most: int | None = None) -> Any:
@@ -142,8 +145,6 @@ Save = Annotated[Path | None, path("Also save everything, for `hessinit show`.")
 Picture = Annotated[Path | None, path("Also draw it: a .png, .pdf or .svg file.")]
 
 # Training.
-Seeds = Annotated[int | None, whole("How many seeds for each.  [default: 3]")]
-Steps = Annotated[int | None, whole("Training steps of each run.  [default: 200]", 10)]
 BatchSize = Annotated[int | None, whole("Examples in a mini-batch.  [default: 64]")]
 OPTIMIZER_HELP = (
     f"{', '.join(OPTIMIZERS)}, or FILE.py:FUNCTION: a function of the parameters (and the rate) "
@@ -153,17 +154,14 @@ Optimizer = Annotated[
     str | None, typer.Option(callback=check_optimizer, metavar="NAME", help=OPTIMIZER_HELP)
 ]
 Warmup = Annotated[int | None, whole("Steps over which the learning rate rises linearly.")]
-WithoutCurvature = Annotated[
-    bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")
-]
-Folder = Annotated[
-    Path | None, path("Keep finished runs there; the same command continues.", "DIR")
-]
-Workers = Annotated[int | None, whole("How many processes.  [default: one for each core]")]
-DASK_HELP = (
-    "Run on a Dask cluster: its scheduler, as tcp://host:8786. Threads of a worker take turns."
-)
-Dask = Annotated[str | None, typer.Option(metavar="ADDRESS", help=DASK_HELP)]
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """How it is computed."""
+
+    seed: Seed = None
+    device: Device = None
 
 
 @dataclass(frozen=True)
@@ -182,25 +180,25 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters = []
     for parameter in inspect.signature(command).parameters.values():
-        if parameter.name in groups:
-            group = groups[parameter.name]
-            group_hints = get_type_hints(group, include_extras=True)
-            for field in fields(group):
-                hint = group_hints[field.name]
-                parameters.append(
-                    parameter.replace(name=field.name, annotation=hint, default=field.default)
-                )
-        else:
+        if parameter.name not in groups:
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
+            continue
+        group = groups[parameter.name]
+        group_hints = get_type_hints(group, include_extras=True)
+        for field in fields(group):
+            hint = group_hints[field.name]
+            parameters.append(
+                parameter.replace(name=field.name, annotation=hint, default=field.default)
+            )
 
     @functools.wraps(command)
-    def called(**arguments: Any) -> None:
+    def run(**arguments: Any) -> None:
         for name, group in groups.items():
-            own = {field.name: arguments.pop(field.name) for field in fields(group)}
-            arguments[name] = group(**own)
+            values = [arguments.pop(field.name) for field in fields(group)]
+            arguments[name] = group(*values)
         command(**arguments)
 
     keyword_only = inspect.Parameter.KEYWORD_ONLY
     parameters = [parameter.replace(kind=keyword_only) for parameter in parameters]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return called
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run

@@ -10,16 +10,17 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from hessinit import present
-from hessinit.cli.failures import INTERRUPTED, WRONG_USAGE, import_torch, in_options, stop
+from hessinit.cli.failures import INTERRUPTED, WRONG_USAGE, import_torch, stop
+from hessinit.cli.options import ResultOptions
 from hessinit.errors import ConvergenceWarning
-from hessinit.present.document import Column, Document, Paragraph, Table
+from hessinit.present.document import Document
 from hessinit.progress import OnProgress, progress_bar
 from hessinit.results.result import replacing, write_text
 
@@ -39,7 +40,7 @@ def progress(label: str) -> Iterator[OnProgress]:
 
 @contextmanager
 def stdout_for_results() -> Iterator[None]:
-    """Send what the user's code prints to stderr, and leave warnings of convergence to the result."""
+    """Send what the user's code prints to stderr, and leave convergence warnings to the result."""
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         yield
@@ -52,44 +53,50 @@ class Output:
     A file that cannot be written, or that the command `reads`, is refused before any work is done.
     """
 
-    json: bool = False
-    html: Path | None = None
-    save: Path | None = None
-    picture: Path | None = None
+    options: ResultOptions = field(default_factory=ResultOptions)
     weights: Path | None = None
     log: Path | None = None
     reads: Path | None = None
 
     def __post_init__(self) -> None:
+        paths = {
+            "save": self.options.save,
+            "weights": self.weights,
+            "html": self.options.html,
+            "picture": self.options.picture,
+            "log": self.log,
+        }
         taken = {self.reads and self.reads.resolve(): "the file that this command reads"}
-        for option in ("save", "weights", "html", "picture", "log"):
-            if (path := getattr(self, option)) is None:
+        for option, path in paths.items():
+            if path is None:
                 continue
             target = path.resolve()
-            what = f"--{option} {path}"
+            named = f"--{option} {path}"
             if target in taken:
-                stop(f"{what} is {taken[target]}; give the name of another.")
+                stop(f"{named} is {taken[target]}; give the name of another.")
             taken[target] = f"the file of --{option}, too"
             if target.exists() and not target.is_file():
-                stop(f"{what} is not a file; give the name of a file.")
+                stop(f"{named} is not a file; give the name of a file.")
             if not os.access(target.parent, os.W_OK):
                 stop(
-                    f"{what} cannot be written: the folder {path.parent} is missing, or read-only for you."
+                    f"{named} cannot be written: the folder {path.parent} is missing, or read-only "
+                    "for you."
                 )
-        if self.picture is not None and self.picture.suffix.lower() not in PICTURES:
-            stop(f"--picture {self.picture} must end in one of {', '.join(PICTURES)}.")
+        picture = self.options.picture
+        if picture is not None and picture.suffix.lower() not in PICTURES:
+            stop(f"--picture {picture} must end in one of {', '.join(PICTURES)}.")
 
     def write(self, result: Any, *, before: Any = None, after: str | None = None) -> None:
-        """Print the result and write the files; where one of them fails, the others are still written.
+        """Print the result and write the files; all others are still written where one fails.
 
         `before` is a result to print first, which JSON contains; next to JSON, `after` goes to
         stderr.
         """
         writes = {
-            self.save: lambda path: result.save(path),
+            self.options.save: lambda path: result.save(path),
             self.weights: lambda path: result.save_weights(path),
-            self.html: lambda path: write_page(result, path),
-            self.picture: lambda path: draw(result, path),
+            self.options.html: lambda path: write_page(result, path),
+            self.options.picture: lambda path: draw(result, path),
         }
         try:
             try:
@@ -104,47 +111,30 @@ class Output:
             raise typer.Exit(WRONG_USAGE)
 
     def _print(self, result: Any, before: Any, after: str | None) -> None:
-        if self.json:
-            if isinstance(result, list):
-                sys.stdout.write(
-                    json.dumps([one.to_dict() for one in result], allow_nan=False) + "\n"
-                )
-            else:
-                sys.stdout.write(result.to_json())
+        if self.options.as_json and isinstance(result, list):
+            records = [record.to_dict() for record in result]
+            sys.stdout.write(json.dumps(records, allow_nan=False) + "\n")
+        elif self.options.as_json:
+            sys.stdout.write(result.to_json())
         else:
             if before is not None:
                 print_result(before)
                 sys.stdout.write("\n")
             print_result(result)
         sys.stdout.flush()
-        if after is not None and self.json:
+        if after is not None and self.options.as_json:
             typer.echo(after, err=True)
         elif after is not None:
-            print_text(in_options(after))
+            print_text(after)
 
 
 def print_result(result: Any) -> None:
-    """Print a result or a document, in colour on a terminal; into a pipe, what print(result) gives."""
+    """Print a result or a document: in colour on a terminal, as print(result) does into a pipe."""
     from hessinit.present.terminal import render_text
 
-    document = _in_options(result if isinstance(result, Document) else present.describe(result))
+    document = result if isinstance(result, Document) else present.describe(result)
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     sys.stdout.write(render_text(document, color=sys.stdout.isatty() and not plain) + "\n")
-
-
-def _in_options(document: Document) -> Document:
-    """The texts with the options of the command in place of Python's arguments."""
-
-    def reworded(one: Any) -> Any:
-        if isinstance(one, Paragraph):
-            return replace(one, text=in_options(one.text))
-        if isinstance(one, Table):
-            return replace(one, columns=list(map(reworded, one.columns)))
-        is_text = isinstance(one, Column) and one.wraps
-        return replace(one, cells=list(map(in_options, one.cells))) if is_text else one
-
-    sections = [replace(one, blocks=list(map(reworded, one.blocks))) for one in document.sections]
-    return replace(document, verdict=list(map(in_options, document.verdict)), sections=sections)
 
 
 def print_text(text: str) -> None:
@@ -152,11 +142,9 @@ def print_text(text: str) -> None:
     from hessinit.present.terminal import terminal_width
 
     for line in text.split("\n"):
-        is_command = line.startswith(("Next: ", "file:"))
-        shown = (
-            line if is_command else textwrap.fill(line, terminal_width(), break_on_hyphens=False)
-        )
-        sys.stdout.write(f"{shown}\n")
+        if not line.startswith(("Next: ", "file:")):
+            line = textwrap.fill(line, terminal_width(), break_on_hyphens=False)
+        sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 

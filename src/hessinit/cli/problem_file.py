@@ -1,4 +1,4 @@
-"""The problem file: `hessinit new` writes one; the other commands load `file.py:function` from it."""
+"""The problem file: `hessinit new` writes one, and other commands load `file.py:function`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -17,7 +17,8 @@ import typer
 
 import hessinit
 from hessinit.cli.failures import UserCodeError, stop
-from hessinit.errors import ProblemError, choose, did_you_mean
+from hessinit.cli.options import ComputeOptions
+from hessinit.errors import ProblemError, choose, did_you_mean, options_of
 from hessinit.results.result import write_text
 
 USUAL_NAME = Path("problem.py")
@@ -56,8 +57,8 @@ class Net(nn.Module):
 def problem():
     """Called without arguments, and again for every training that is compared.
 
-    So build the model in here: every training needs a new one. Random numbers may be drawn freely: hessinit
-    seeds torch, numpy and random before the call.
+    So build the model in here: every training needs a new one. Random numbers may be drawn freely:
+    hessinit seeds torch, numpy and random before the call.
     """
     model = Net()
 
@@ -72,16 +73,19 @@ def problem():
 
     return model, loss, data
 
-    # A model that is not called as model(inputs) says how in a fourth value:
+    # A hessinit.Problem (import hessinit) says more: how the model is called, if not as
+    # model(inputs), or which layers are measured.
     #
     #     def forward(model, inputs):
     #         return model(inputs["tokens"], mask=inputs["mask"]).logits
     #
-    #     return model, loss, data, {{"forward": forward}}
+    #     return hessinit.Problem(model, loss, data, forward=forward)
     #
-    # The same dict may name the optimizer of your training, {{"optimizer": "adamw"}}, or hold a
-    # function that builds it: {{"optimizer": lambda parameters: torch.optim.AdamW(parameters,
-    # lr=3e-4)}}.
+    # A dict as the last value may name the optimizer of your training, or hold a function that
+    # builds it: lambda parameters: torch.optim.AdamW(parameters, lr=3e-4).
+    #
+    #     return model, loss, data, {{"optimizer": "adamw"}}
+    #     return hessinit.Problem(model, loss, data), {{"optimizer": "adamw"}}
 '''
 
 
@@ -114,9 +118,10 @@ def new(
     typer.echo(f"Next: hessinit measure {path.as_posix()}:problem")
 
 
-PROBLEM_OPTIONS = tuple(
-    field.name for field in fields(hessinit.Problem) if field.name not in ("model", "loss", "batch")
-)
+def problem_options() -> list[str]:
+    """Return the options of a `hessinit.Problem`, whose import needs torch."""
+    described = ("model", "loss", "batch")
+    return [field.name for field in fields(hessinit.Problem) if field.name not in described]
 
 
 class Place(NamedTuple):
@@ -134,57 +139,79 @@ class Place(NamedTuple):
 
 
 class LoadedProblem(NamedTuple):
-    """What the function returned."""
+    """What the function returned, with the options of the command line.
 
-    model: Any
-    loss: Any
+    The batch, or the data to train on, is not yet in the problem: an iterator is read only once.
+    """
+
+    problem: hessinit.Problem
     batch: Any
     keywords: dict[str, Any]
 
     def with_optimizer(self, text: str) -> LoadedProblem:
-        """The same with an optimizer by its name, or by the function of FILE.py:FUNCTION."""
+        """Return the same with an optimizer by its name, or the function of FILE.py:FUNCTION."""
         optimizer = _load_function(find_problem(text)) if ":" in text else text
         return self._replace(keywords={**self.keywords, "optimizer": optimizer})
 
+    def with_options(self, chosen: Mapping[str, Any]) -> LoadedProblem:
+        """Return the same with options: of the problem, or keywords of the verb."""
+        described = options_of(hessinit.Problem, chosen)
+        keywords = {name: value for name, value in chosen.items() if name not in described}
+        problem = replace(self.problem, **described)
+        return self._replace(problem=problem, keywords={**self.keywords, **keywords})
+
+    def keep_shared(self, shared: Container[str], source: str) -> LoadedProblem:
+        """Keep the keywords that mean the same to another verb; name the rest on stderr."""
+        keywords = {name: value for name, value in self.keywords.items() if name in shared}
+        if keywords.get("curvature") == "both":  # other verbs need one of them
+            del keywords["curvature"]
+        if unused := ", ".join(name for name in self.keywords if name not in keywords):
+            typer.echo(
+                f"{source} also returns {unused}, which only hessinit measure uses.", err=True
+            )
+        return self._replace(keywords=keywords)
+
 
 def find_problem(text: str) -> Place:
-    """Return the place `file.py:function`; a missing file ends the command before anything is imported."""
+    """Return the place `file.py:function`; a missing file ends the command before any import."""
     source, _, function = text.rpartition(":")
     is_file = source.endswith(".py") or "/" in source or os.sep in source
     if not function.isidentifier() or not (
         is_file or all(map(str.isidentifier, source.split(".")))
     ):
-        way = f"{text}:problem" if text.endswith(".py") else "net.py:problem"
+        example = f"{text}:problem" if text.endswith(".py") else "net.py:problem"
         stop(
-            f"{text!r} is not of the form file.py:function or package.module:function, such as {way}."
+            f"{text!r} is not of the form file.py:function or package.module:function, such as "
+            f"{example}."
         )
     if not is_file:
         file = Path(*source.split(".")).with_suffix(".py")
         return Place(source, function, source, Path.cwd(), file, is_file)
     file = Path(source).resolve()
     if file.suffix != ".py" or not file.is_file():
-        near = did_you_mean(
-            file.name, [each.name for each in file.parent.glob("*.py") if each.is_file()]
-        )
-        way = near or f" `hessinit new {source}` writes one to begin with." * source.endswith(".py")
+        files = [path.name for path in file.parent.glob("*.py") if path.is_file()]
+        hint = did_you_mean(file.name, files)
+        if not hint and source.endswith(".py"):
+            hint = f" `hessinit new {source}` writes one to begin with."
         stop(
-            f"{source} must be an existing Python file; there is none of that name in {file.parent}.{way}"
+            f"{source} must be an existing Python file; there is none of that name in "
+            f"{file.parent}.{hint}"
         )
     return Place(source, function, file.stem, file.parent, file, is_file)
 
 
 def load_problem(
-    place: Place, *, seed: int | None, device: str | None, optimizer: str | None = None
+    place: Place, computing: ComputeOptions, optimizer: str | None = None
 ) -> LoadedProblem:
-    """Seed what the file may draw from, call its function, and move the model; a batch follows the model.
+    """Seed what the file may draw from, call its function, and move the model.
 
-    The `optimizer` that was asked for is put in the place of the problem's own.
+    A batch follows the model. The `optimizer` that was asked for replaces the problem's own.
     """
-    check_device(device)
-    _seed(seed or 0)
+    check_device(computing.device)
+    _seed(computing.seed or 0)
     loaded = _call(_load_function(place), place)
-    if device is not None and hasattr(loaded.model, "to"):
-        loaded.model.to(device)
+    if computing.device is not None:
+        loaded.problem.model.to(computing.device)
     return loaded if optimizer is None else loaded.with_optimizer(optimizer)
 
 
@@ -196,26 +223,15 @@ def check_device(device: str | None) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as failure:
         reason = str(failure).strip().splitlines()[0].rstrip(".")
-        if reason.startswith(
-            "Expected one of"
-        ):  # some twenty words, of which nobody has the hardware
+        # Some twenty words follow, of which nobody has the hardware.
+        if reason.startswith("Expected one of"):
             reason = "torch has no device of that name"
-        known = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-        stop(f"--device {device} cannot be used: {reason}. This machine has {', '.join(known)}.")
-
-
-def shared_keywords(loaded: LoadedProblem, shared: Iterable[str], problem: str) -> dict[str, Any]:
-    """The arguments for `measure` that mean the same to another verb; the others are named on stderr."""
-    taken = {name: value for name, value in loaded.keywords.items() if name in shared}
-    if taken.get("curvature") == "both":  # other verbs need one of them
-        del taken["curvature"]
-    if unused := ", ".join(name for name in loaded.keywords if name not in taken):
-        typer.echo(f"{problem} also returns {unused}, which only hessinit measure uses.", err=True)
-    return taken
+        devices = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        stop(f"--device {device} cannot be used: {reason}. This machine has {', '.join(devices)}.")
 
 
 def _seed(seed: int) -> None:
-    from hessinit.training.data import seed_generators
+    from hessinit.training.loop import seed_generators
 
     seed_generators(seed)
 
@@ -244,11 +260,11 @@ def _load_function(place: Place) -> Callable[[], Any]:
             if not f"{place.module}.".startswith(f"{failure.name}."):
                 raise
             stop(f"there is no module {failure.name!r}, neither installed nor in {place.folder}.")
-    found = Path(getattr(module, "__file__", None) or "a built-in module")
-    if place.is_file and found.resolve() != place.file:
+    imported = Path(getattr(module, "__file__", None) or "a built-in module")
+    if place.is_file and imported.resolve() != place.file:
         stop(
-            f"{place.source} has the name of another module, {found}; choose another name, such as "
-            f"my_{place.file.name}."
+            f"{place.source} has the name of another module, {imported}; choose another name, such "
+            f"as my_{place.file.name}."
         )
     function: Any = getattr(module, place.function, None)
     if not callable(function):
@@ -265,26 +281,32 @@ def _call(function: Callable[[], Any], place: Place) -> LoadedProblem:
     who = f"{place.function}() of {place.source}"
     with _user_code(who):
         result = function()
-    if isinstance(result, hessinit.Problem):
-        options = {name: getattr(result, name) for name in PROBLEM_OPTIONS}
-        return LoadedProblem(result.model, result.loss, result.batch, options)
-    pieces = [*result] if isinstance(result, (tuple, list)) else [result]
-    if len(pieces) == 3:
-        pieces.append({})
-    if len(pieces) != 4 or not isinstance(pieces[3], dict):
-        raise ProblemError(
-            f"{who} returned {', '.join(type(one).__name__ for one in pieces)}; it must return model, loss, "
-            "batch, and may add a dict: optimizer, and keyword arguments for hessinit.measure."
-        )
+    values = list(result) if isinstance(result, (tuple, list)) else [result]
+    keywords = {}
+    if len(values) in (2, 4) and isinstance(values[-1], dict):
+        keywords = values.pop()
     parameters = inspect.signature(hessinit.measure).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    for name in pieces[3]:
-        choose(f"{who}: keyword", name, ["optimizer", *PROBLEM_OPTIONS, *known])
-    return LoadedProblem(*pieces)
+    options = [
+        parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    for name in keywords:
+        choose(f"{who}: keyword", name, ["optimizer", *problem_options(), *options])
+    if len(values) == 1 and isinstance(values[0], hessinit.Problem):
+        (problem,) = values
+        return LoadedProblem(problem, problem.batch, {}).with_options(keywords)
+    if len(values) != 3:
+        types = [type(value).__name__ for value in values]
+        raise ProblemError(
+            f"{who} returned {', '.join(types)}; it must return model, loss, batch, or a "
+            "hessinit.Problem, and may add a dict: optimizer, and keyword arguments for "
+            "hessinit.measure."
+        )
+    model, loss, batch = values
+    return LoadedProblem(hessinit.Problem(model, loss, None), batch, {}).with_options(keywords)
 
 
 class Builder:
-    """Builds the problem's model anew; what the file draws when it is imported is the same in every process."""
+    """Builds the problem's model anew, and imports its file with the same draws in any process."""
 
     def __init__(self, place: Place) -> None:
         from hessinit.problem.preserve import untouched_random_state
@@ -301,4 +323,25 @@ class Builder:
 
     def __call__(self) -> Any:
         with contextlib.redirect_stdout(io.StringIO()):
-            return _call(self.function, self.place).model
+            return _call(self.function, self.place).problem.model
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A process imports the file with the same draws before its function is looked up there.
+        return _prepare_builder, (self.place,), vars(self)
+
+
+def _prepare_builder(place: Place) -> Builder:
+    """Return a builder without its function, after a silent import of the file, where there is one.
+
+    A worker of a cluster may have no such file: it gets the function by value.
+    """
+    from hessinit.problem.preserve import untouched_random_state
+
+    with (
+        untouched_random_state(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.suppress(ModuleNotFoundError),
+    ):
+        _seed(0)
+        importlib.import_module(place.module)
+    return Builder.__new__(Builder)

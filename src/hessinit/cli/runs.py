@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +18,7 @@ import hessinit
 from hessinit.cli import options
 from hessinit.cli.failures import INTERRUPTED, NOT_MET, failures_explained, import_torch, stop
 from hessinit.cli.output import Output, progress, stdout_for_results
-from hessinit.cli.problem_file import (
-    PROBLEM_OPTIONS,
-    Builder,
-    find_problem,
-    load_problem,
-    shared_keywords,
-)
-from hessinit.present.comparison import any_learns
+from hessinit.cli.problem_file import Builder, find_problem, load_problem
 from hessinit.present.words import count, format_number
 from hessinit.progress import StepCounter, progress_bar
 
@@ -39,13 +32,19 @@ CONNECTING = 5  # seconds until a scheduler has answered
 class GridOptions:
     """The runs of `compare` and `sweep`."""
 
-    seeds: options.Seeds = None
-    steps: options.Steps = None
+    seeds: Annotated[int | None, options.whole("How many seeds for each.  [default: 3]")] = None
+    steps: Annotated[
+        int | None, options.whole("Training steps of each run.  [default: 200]", 10)
+    ] = None
     batch_size: options.BatchSize = None
     optimizer: options.Optimizer = None
     warmup: options.Warmup = None
-    no_curvature: options.WithoutCurvature = False
-    folder: options.Folder = None
+    no_curvature: Annotated[
+        bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")
+    ] = False
+    folder: Annotated[
+        Path | None, options.path("Keep finished runs there; the same command continues.", "DIR")
+    ] = None
     device: options.Device = None
 
 
@@ -53,8 +52,17 @@ class GridOptions:
 class WorkerOptions:
     """Who does the runs."""
 
-    workers: options.Workers = None
-    dask: options.Dask = None
+    workers: Annotated[
+        int | None, options.whole("How many processes.  [default: one for each core]")
+    ] = None
+    dask: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run on a Dask cluster: its scheduler, as tcp://host:8786. Threads of a worker "
+            "take turns.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -73,18 +81,14 @@ class TrainingOptions:
 class TrackedOptions:
     """What `track` measures, and when."""
 
-    every: Annotated[int | None, options.whole("Measure every so many steps.  [default: 10]")] = (
-        None
-    )
+    every: Annotated[int, options.whole("Measure every so many steps.")] = 10
     each_layer: Annotated[
         bool, typer.Option("--each-layer", help="Track every layer, not only the network.")
     ] = False
     max_overhead: Annotated[
-        float | None,
-        options.number(
-            "Maximum fraction of the time spent measuring; 5 s are always allowed.  [default: 0.1]"
-        ),
-    ] = None
+        float,
+        options.number("Maximum fraction of the time spent measuring; 5 s are always allowed."),
+    ] = 0.1
     log: Annotated[
         Path | None, options.path("Write every point there at once, as a line of JSON.")
     ] = None
@@ -128,7 +132,7 @@ def compare(
     Exit status: 0 done, 1 nothing learned, 2 wrong usage, 130 interrupted.
     """
     chosen = options.given(schemes=schemes, learning_rates=learning_rates)
-    _run_grid("compare", problem, grid, worker, result, chosen)
+    _run_grid(compare, problem, grid, worker, result, chosen)
 
 
 @options.with_groups
@@ -166,11 +170,11 @@ def sweep(
     Exit status: 0 done, 1 nothing learned, 2 wrong usage, 130 interrupted.
     """
     chosen = options.given(stds=stds, learning_rate=learning_rate, layers=layers)
-    _run_grid("sweep", problem, grid, worker, result, chosen)
+    _run_grid(sweep, problem, grid, worker, result, chosen)
 
 
 def _run_grid(
-    verb: str,
+    command: Callable[..., None],
     source: str,
     grid: GridOptions,
     worker: WorkerOptions,
@@ -178,10 +182,10 @@ def _run_grid(
     chosen: dict[str, Any],
 ) -> None:
     location = find_problem(source)
-    output = Output(result.as_json, result.html, result.save, result.picture, reads=location.file)
+    output = Output(result, reads=location.file)
     with (
         failures_explained(
-            f"comparing initializations of {source}", "stopped before the first run."
+            command, f"comparing initializations of {source}", "stopped before the first run."
         ),
         _cluster(worker) as executor,
     ):
@@ -190,12 +194,12 @@ def _run_grid(
             loaded = build.load(grid.device)
             if grid.optimizer is not None:
                 loaded = loaded.with_optimizer(grid.optimizer)
-        keywords = shared_keywords(loaded, ["optimizer", *PROBLEM_OPTIONS], source)
+        loaded = loaded.keep_shared(["optimizer"], source)
         chosen |= options.given(
             seeds=grid.seeds,
             steps=grid.steps,
             batch_size=grid.batch_size,
-            optimizer=keywords.pop("optimizer", None),
+            optimizer=loaded.keywords.get("optimizer"),
             folder=grid.folder,
         )
         settings = hessinit.RunSettings(
@@ -206,11 +210,10 @@ def _run_grid(
             device=grid.device,
         )
         with stdout_for_results():
-            problem = hessinit.Problem(loaded.model, loaded.loss, None, **keywords)
-            run = getattr(hessinit, verb)
-            comparison = run(build, problem, loaded.batch, settings=settings, **chosen)
+            verb = getattr(hessinit, command.__name__)
+            comparison = verb(build, loaded.problem, loaded.batch, settings=settings, **chosen)
     output.write(comparison)
-    if not any_learns(comparison):
+    if not comparison.learners:
         stop("Nothing learned: the result says more.", NOT_MET)
 
 
@@ -288,9 +291,7 @@ def track(
     """
     location = find_problem(problem)
     log = tracked.log
-    output = Output(
-        result.as_json, result.html, result.save, result.picture, log=log, reads=location.file
-    )
+    output = Output(result, log=log, reads=location.file)
     if log is not None and log.exists():
         stop(f"--log {log} exists and was left as it is; give another name, or remove it first.")
     initialization = None
@@ -298,7 +299,7 @@ def track(
     with tempfile.TemporaryDirectory() as folder:
         path = log or Path(folder, "curvature.jsonl")
         try:
-            with failures_explained(f"tracking {problem}"):
+            with failures_explained(track, f"tracking {problem}"):
                 with progress(f"Loading {problem} …"):
                     run = _load_training(problem, training, tracked)
                     if initialize:
@@ -331,19 +332,19 @@ class _Training(NamedTuple):
 
 
 def _load_training(source: str, training: TrainingOptions, tracked: TrackedOptions) -> _Training:
-    from hessinit.training.data import read_data
+    from hessinit.training.loop import read_data
 
-    location = find_problem(source)
-    seed = training.seed
-    loaded = load_problem(location, seed=seed, device=training.device, optimizer=training.optimizer)
-    keywords = shared_keywords(loaded, ["optimizer", "curvature", *PROBLEM_OPTIONS], source)
-    keywords |= options.given(layers=tracked.layers, seed=seed, curvature=tracked.curvature)
+    computing = options.ComputeOptions(training.seed, training.device)
+    loaded = load_problem(find_problem(source), computing, training.optimizer)
+    loaded = loaded.keep_shared(["optimizer", "curvature"], source).with_options(
+        options.given(layers=tracked.layers, seed=training.seed, curvature=tracked.curvature)
+    )
     return _Training(
-        optimizer=keywords.pop("optimizer", "sgd"),
-        curvature=keywords.pop("curvature", "gauss-newton"),
+        problem=loaded.problem,
         # An iterator gives its batches only once.
         data=read_data(loaded.batch, training.batch_size or 64, training.steps),
-        problem=hessinit.Problem(loaded.model, loaded.loss, None, **keywords),
+        optimizer=loaded.keywords.get("optimizer", "sgd"),
+        curvature=loaded.keywords.get("curvature", "gauss-newton"),
     )
 
 
@@ -352,10 +353,8 @@ def _fit(run: _Training, lr: float, overwrite: bool) -> hessinit.Initialization:
 
     So the table begins with the ‖H‖ that was met.
     """
-    batches = run.data.tracked_batches(TRACKED, run.problem.seed)
-    pairs = [(batch.inputs, batch.targets) for batch in batches]
     return hessinit.initialize_(
-        replace(run.problem, batch=pairs[0] if len(pairs) == 1 else pairs),
+        run.problem,
         lr=lr,
         optimizer=run.optimizer,
         fit=hessinit.Fit(curvature=run.curvature),
@@ -382,14 +381,14 @@ def _train(
             steps=training.steps,
             optimizer=run.optimizer,
             warmup=training.warmup or 0,
-            examples=TRACKED,
             name=source,
             on_step=lambda step, loss: counter.step(f"loss {format_number(loss)}"),
             path=path,
             settings=hessinit.TrackSettings(
                 curvature=run.curvature, each_layer=tracked.each_layer, warn=False
             ),
-            **options.given(every=tracked.every, max_overhead=tracked.max_overhead),
+            every=tracked.every,
+            max_overhead=tracked.max_overhead,
         )
 
 
@@ -454,7 +453,9 @@ def reproduce(
     """
     with (
         failures_explained(
-            f"reproducing {' '.join(names)}", "the same command continues from what is kept."
+            reproduce,
+            f"reproducing {' '.join(names)}",
+            "the same command continues from what is kept.",
         ),
         _cluster(worker) as executor,
         stdout_for_results(),
@@ -473,7 +474,7 @@ def reproduce(
             executor=executor,
         )
     shown = records[0] if len(records) == 1 and not as_json else list(records)
-    Output(as_json).write(shown)
+    Output(options.ResultOptions(as_json)).write(shown)
     if data == "digits" and "all" in names:
         typer.echo(
             "word2vec was left out: it needs a text, --data wikipedia --data-dir DIR.", err=True

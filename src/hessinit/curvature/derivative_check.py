@@ -21,9 +21,9 @@ from torch.autograd import forward_ad
 
 from hessinit.curvature import operators
 from hessinit.curvature.evaluation import BatchGraph, Evaluation, weights_in
+from hessinit.curvature.krylov import random_like
 from hessinit.curvature.loss_hessian import OutputLoss
-from hessinit.curvature.probes import random_like
-from hessinit.errors import DerivativeError, ProblemError
+from hessinit.errors import DerivativeError, ProblemError, argument
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.graph import custom_functions, nodes_behind
 from hessinit.results.curvature_report import LayerCurvature
@@ -364,7 +364,13 @@ def check_answer(
         raise DerivativeError(
             "along the direction in which the network's curvature was found to be "
             f"{stated.norm:.4g}, that of the model and the loss as they are is {curvature:.4g}. "
-            "Pass estimator='lanczos' or dtype=torch.float64; check=False gives the first number."
+            "Pass ",
+            argument("estimator", "lanczos"),
+            " or ",
+            argument("dtype", torch.float64),
+            "; ",
+            argument("check", False),
+            " gives the first number.",
         )
 
 
@@ -473,7 +479,8 @@ class _Comparison:
             message = _explain(
                 evaluation, self.what, outcome.attempt.dtype, [float(row[worst]) for row in lengths]
             )
-            raise DerivativeError(message)
+            unchecked = argument("check", False)
+            raise DerivativeError(message, "; ", unchecked, " measures what the backward gives.")
 
     def passes(self, outcome: _Differences | None) -> bool:
         return outcome is not None and bool((outcome.off <= self.allowed(outcome)).all())
@@ -617,5 +624,5 @@ def _explain(
         f"length {change:.4g}, the derivative gives one of length {derivative:.4g}, and they "
         f"differ by {percent:.{digits}f} %. Likely causes, in order: {numbered}. If the backward "
         "differs from the forward on purpose (a straight-through estimator, gradient reversal, a "
-        "stopped gradient), there is no Hessian; check=False measures what the backward gives."
+        "stopped gradient), there is no Hessian"
     )

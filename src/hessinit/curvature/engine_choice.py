@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hessinit.curvature import derivative_check, lanczos
-from hessinit.curvature.engine import Engine, LanczosSettings
+from hessinit.curvature.engine import Engine, LanczosEngine, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation, unused_leaves
 from hessinit.curvature.gram import trace_grams
 from hessinit.curvature.gram_engine import GramEngine, GramLinearization
 from hessinit.curvature.hessian_engine import HessianEngine
-from hessinit.curvature.lanczos_engine import LanczosEngine
 from hessinit.curvature.loss_hessian import LossFactor, check_curved
 from hessinit.errors import ProblemError
 

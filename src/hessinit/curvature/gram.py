@@ -30,6 +30,7 @@ class GramSizes:
     matrix: int = 384  # rows of a Gram matrix up to which it is formed: calls cost more than sums
     patches: int = 2**20  # unfolded at a time where they are large, about what fits into a cache
     written: int = 2**16  # weights up to which `V` itself is stored
+    columns: int = 3  # of `V` that are written together, so that patches are read less often
     # Bytes of the signals of so many examples as are sent through at a time, or as many as the
     # outputs of the layers take.
     signal_bytes: int = 2**25
@@ -120,9 +121,10 @@ class WrittenGram(LayerGram):
         # The patches are kept for all columns where they take less than the columns' gradients.
         keeps = call.weight[0].numel() <= self._columns * call.weight.shape[0]
         numbers = call.weight[0].numel() * int(torch.Size(call.output_shape[2:]).numel())
-        step = call.rows if keeps else max(1, SIZES.patches // numbers)
+        step = max(1, SIZES.patches // numbers)
         self._pieces = [slice(first, first + step) for first in range(0, call.rows, step)]
-        self._patches = self._unfold(self._pieces[0]) if keeps else None
+        self._patches = self._unfold(slice(0, call.rows)) if keeps else None
+        self._received = list[Tensor]()
 
     def _unfold(self, piece: slice) -> Tensor:
         call = self._call
@@ -135,14 +137,19 @@ class WrittenGram(LayerGram):
         ).transpose(1, 2)
 
     def receive(self, column: int, part: slice, gradient: Tensor) -> None:
-        """Patches times signals: the rows of `V` for a column, in a part of the batch."""
-        outputs = gradient.shape[1]
-        rows = slice(column * outputs, (column + 1) * outputs)
+        """Patches times signals: the rows of `V` for a few columns, in a part of the batch."""
+        self._received.append(gradient.flatten(2))
+        is_last = column + 1 == self._columns
+        if len(self._received) < SIZES.columns and not is_last:
+            return
+        end = (column + 1) * gradient.shape[1]
+        rows = slice(end - len(self._received) * gradient.shape[1], end)
         for piece in self._pieces:
-            patches = self._unfold(piece) if self._patches is None else self._patches
-            written = self._by_example[part][piece, rows]
-            written.copy_(torch.bmm(gradient[piece].flatten(2), patches))
-        if column + 1 == self._columns:
+            patches = self._unfold(piece) if self._patches is None else self._patches[piece]
+            gradients = torch.cat([received[piece] for received in self._received], dim=1)
+            self._by_example[part][piece, rows] = torch.bmm(gradients, patches)
+        self._received.clear()
+        if is_last:
             self._patches = None
 
     def _product(self, vector: Tensor) -> Tensor:

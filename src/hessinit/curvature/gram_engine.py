@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature import derivative_check, lanczos, operators
-from hessinit.curvature.engine import Engine, Extremes, scaled, zero_bottom
+from hessinit.curvature.engine import Engine, Extremes, LanczosEngine, scaled, zero_bottom
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.gram import GramCurvature, LayerGram, SumOfGrams, WrittenGram
-from hessinit.curvature.lanczos_engine import LanczosEngine
-from hessinit.curvature.probes import random_like
+from hessinit.curvature.krylov import random_like
 from hessinit.results.curvature_report import Estimate
 
 # Beyond, the Cholesky factor of a matrix of that size costs more than the search that it saves.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from hessinit.curvature.probes import ProbeStream
+from hessinit.curvature.krylov import ProbeStream
 from hessinit.problem.graph import Node, leaf_of, nodes_behind
 
 Uses = dict[str, list["Use"]]  # of every leaf, by its name

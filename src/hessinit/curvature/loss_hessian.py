@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hessinit.curvature import krylov, layer_uses, probes
+from hessinit.curvature import krylov, layer_uses
 from hessinit.errors import DerivativeError, WeightsError
 from hessinit.problem.batches import Batch
 from hessinit.problem.checks import name_large_inputs
@@ -104,7 +104,7 @@ class SoftmaxHessian:
         is ones.
         """
         logits = loss.output.detach()
-        tangent = probes.random_like(logits, loss.problem.seed, loss.problem.loss_dtype) + 1
+        tangent = krylov.random_like(logits, loss.problem.seed, loss.problem.loss_dtype) + 1
         product = loss.hessian(tangent)
         for dimension in (-1, 1) if logits.ndim > 2 else (-1,):
             weights = torch.zeros_like(tangent.select(dimension, 0)).unsqueeze(dimension)
@@ -261,7 +261,7 @@ def _blocks(loss: OutputLoss) -> Tensor:
 def _noise_of_separate_examples(loss: OutputLoss, blocks: Tensor) -> krylov.Array | None:
     """The rounding error of `H_z` for each output, or None if the loss couples the examples."""
     size, width = blocks.shape[:2]
-    random = probes.random_like(loss.output, loss.problem.seed, blocks.dtype)
+    random = krylov.random_like(loss.output, loss.problem.seed, blocks.dtype)
     direction = random.view(size, width)
     products = [loss.hessian((factor * direction).view_as(loss.output)) for factor in (1, 3)]
     product, thrice = (product.reshape(size, width) for product in products)
@@ -278,7 +278,7 @@ def check_curved(graph: BatchGraph) -> None:
 
     Refuses also the curvature of a softmax that is so sure that only rounding is left of it.
     """
-    probe = probes.random_like(graph.output, graph.problem.seed)
+    probe = krylov.random_like(graph.output, graph.problem.seed)
     curvature = float(graph.output_hessian(probe).abs().max())
     if curvature < LIMITS.tiny_curvature:
         _refuse_flat_loss(graph, curvature)
@@ -291,7 +291,7 @@ def _refuse_flat_loss(graph: BatchGraph, curvature: float) -> None:
     """
     output = graph.output.detach()
     problem = graph.problem
-    probe = probes.random_like(output, problem.seed)
+    probe = krylov.random_like(output, problem.seed)
     size = float(output.abs().max()) or 1.0
     beyond = output + size * probe
     for point in (*(output * (length / size) for length in (1.0, 1e-3, 1e-6, 1e-9)), beyond):

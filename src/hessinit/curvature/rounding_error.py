@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hessinit.curvature import operators, probes
+from hessinit.curvature import krylov, operators
 from hessinit.curvature.derivative_check import has_kinks
 from hessinit.curvature.evaluation import BatchGraph, Evaluation, graphs_of, weights_in
 
@@ -239,7 +239,7 @@ def _product(evaluation: BatchGraph, curvature: str) -> dict[str, Tensor]:
 
 
 def _random(like: Tensor, seed: int, number: int = 0) -> Tensor:
-    return probes.random_like(like, (seed << 16) + number, torch.float32).to(like.dtype)
+    return krylov.random_like(like, (seed << 16) + number, torch.float32).to(like.dtype)
 
 
 def _compare(single: Tensor, double: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hessinit.curvature import operators, probes
+from hessinit.curvature import krylov, operators
 from hessinit.curvature.engine import Engine, Extremes
 from hessinit.curvature.evaluation import Evaluation, find_reduction
 from hessinit.errors import ProblemError
@@ -172,7 +172,7 @@ def _loss_is_apart(evaluation: Evaluation) -> bool:
     layouts = [numbers // (rows // size), numbers % size] if rows % size == 0 else []
     if dimensions[:1] == [size]:
         layouts.append(torch.arange(size).to(numbers).view(-1, *[1] * len(dimensions[1:])))
-    direction = probes.random_like(output, evaluation.problem.seed)
+    direction = krylov.random_like(output, evaluation.problem.seed)
 
     def is_apart(moving: Tensor) -> bool:
         product = evaluation.output_hessian(direction * moving).abs()

@@ -16,9 +16,9 @@ from hessinit.curvature.krylov import (
     LanczosProcess,
     Operator,
     power_of_two_scale,
+    probe_stream,
     products_with,
 )
-from hessinit.curvature.probes import probe_stream
 from hessinit.problem.checks import check_whole
 from hessinit.results.curvature_report import Density, Estimate
 

@@ -1,1 +1,1 @@
-"""Initial weights: closed-form schemes (`apply_scheme_`) and curvature that fits the step (`initialize_`)."""
+"""Initial weights: `apply_scheme_` draws by closed forms, `initialize_` fits the curvature."""

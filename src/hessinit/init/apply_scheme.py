@@ -21,8 +21,16 @@ from torch import Tensor, nn
 from hessinit.errors import ProblemError, check_positive, choose, did_you_mean
 from hessinit.init import draws, mean_field
 from hessinit.init.trace import Context, WeightUse
-from hessinit.init.weight_uses import Fans, TracedWeights, fans_of, find_weight_uses, widths_change
-from hessinit.init.weights import Target, find_targets, snapshot
+from hessinit.init.weights import (
+    Fans,
+    Target,
+    TracedWeights,
+    fans_of,
+    find_targets,
+    find_weight_uses,
+    snapshot,
+    widths_change,
+)
 from hessinit.problem.checks import check_model, check_present, check_switches, unwrap
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Forward, Problem
@@ -314,25 +322,31 @@ def _draft_all(
     gains = _resolve_gains(targets, scheme.gains)
     corrections = _variance_corrections(traced.uses, scheme)
     closing = {use.parameter for use in traced.uses if use.closes_residual}
-    divisor = len(closing) ** RESIDUAL_POWERS[scheme.residual] if closing else 1.0
+    divisor = max(len(closing), 1) ** RESIDUAL_POWERS[scheme.residual]
     drafts = []
     for target in targets:
         uses = uses_by_key.get(target.key, [])
         reason = _reason_unchanged(target, uses, traced)
         if reason:
-            shape = tuple(target.stored[0].shape)
             unchanged = PlannedWeight(
-                name=target.name, aliases=target.aliases, shape=shape, unchanged=reason
+                name=target.name,
+                aliases=target.aliases,
+                shape=tuple(target.stored[0].shape),
+                unchanged=reason,
             )
             drafts.append(draws.Draft(target, unchanged))
             continue
-        candidates = []
-        for use in uses:
-            correction = corrections.get(use.order, 1.0)
-            branch = divisor if use.closes_residual else 1.0
-            use = _as_stored(use, target)
-            user_gain = gains.get(target.key)
-            candidates.append(_draft(target, use, scheme, user_gain, correction, branch))
+        candidates = [
+            _draft(
+                target,
+                _as_stored(use, target),
+                scheme,
+                user_gain=gains.get(target.key),
+                correction=corrections.get(use.order, 1.0),
+                branch=divisor if use.closes_residual else 1.0,
+            )
+            for use in uses
+        ]
         # A weight with several uses must suit the one that would explode first.
         drafts.append(min(candidates, key=lambda draft: max(draft.planned.std, default=draft.gain)))
     orders = {key: uses[0].order for key, uses in uses_by_key.items()}
@@ -352,8 +366,7 @@ def _reason_unchanged(target: Target, uses: Sequence[WeightUse], traced: TracedW
 def _variance_corrections(uses: Sequence[WeightUse], scheme: Scheme) -> dict[int, float]:
     # A rule by norms lets the size of units change with the widths, which the correction does not
     # know.
-    by_units = scheme.name in _UNIT_RULES
-    if by_units or (scheme.name == "forward" and not widths_change(uses)):
+    if scheme.name in _UNIT_RULES or (scheme.name == "forward" and not widths_change(uses)):
         return mean_field.variance_corrections(uses)
     return {}
 
@@ -381,9 +394,9 @@ def _gains(target: Target, use: WeightUse, scheme: Scheme, user_gain: float | No
     """The gains of the activations upstream and downstream, as far as the scheme uses them."""
     upstream = downstream = 1.0
     if scheme.reads_upstream and scheme.name in USES_GAIN:
-        upstream = _gain(target.name, use.upstream, "before") if user_gain is None else user_gain
+        upstream = user_gain or _gain(target.name, use.upstream, "before")
     if scheme.reads_downstream:
-        downstream = _gain(target.name, use.downstream, "after") if user_gain is None else user_gain
+        downstream = user_gain or _gain(target.name, use.downstream, "after")
     return upstream, downstream
 
 
@@ -413,7 +426,7 @@ def _draft(
     correction = _gain_used(name, gains) / plain_gain
     size = _gain_used(name, gains) / branch * factor
     if name == "lsuv":  # drawn first, then measured
-        plain_gain = plain_gain if user_gain is None else user_gain
+        plain_gain = user_gain or plain_gain
         size = plain_gain / branch
     if use.kind == "embedding" and name in ("orthogonal", "delta-orthogonal"):
         # Entries as large as those of a normal table: a lookup sums nothing.

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hessinit.errors import ProblemError, choose
-from hessinit.init.model_call import prepare_sample, preserved, run
+from hessinit.init.recorder import prepare_sample, preserved, run
 from hessinit.init.trace import WeightUse
-from hessinit.init.weight_uses import block_views
-from hessinit.init.weights import Target
+from hessinit.init.weights import Target, block_views
 from hessinit.problem.batches import tensors_in
 from hessinit.problem.checks import layer_name
 from hessinit.problem.graph import name_of, operation_named
@@ -46,7 +45,7 @@ def draw_(
     `std`. Without a generator, the global one of the CPU is drawn from.
     """
     choose("distribution", distribution, list(DISTRIBUTIONS))
-    dtype = torch.float64 if view.dtype == torch.float64 else torch.float32
+    dtype = _precision(view)
     device = _device(generator)
     if distribution == "normal":
         block = torch.randn(view.shape, dtype=dtype, generator=generator, device=device).mul_(std)
@@ -56,8 +55,8 @@ def draw_(
         if distribution == "uniform":
             block = even.mul_(math.sqrt(3) * std)
         else:
-            unit = even.mul_(_MASS).erfinv_().mul_(math.sqrt(2)).clamp_(-_CUT, _CUT)
-            block = unit.mul_(std / TRUNCATED_STD)
+            parent = even.mul_(_MASS).erfinv_().mul_(math.sqrt(2)).clamp_(-_CUT, _CUT)
+            block = parent.mul_(std / TRUNCATED_STD)
     view.copy_(block)
 
 
@@ -94,6 +93,10 @@ def draw_delta_orthogonal_(
     for length in view.shape[2:]:
         middle = middle.select(2, length // 2)
     draw_orthogonal_(middle, gain, generator)
+
+
+def _precision(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _device(generator: torch.Generator | None) -> torch.device:
@@ -144,10 +147,12 @@ def draw_values(
     planned = {draft.target.key: draft.planned for draft in drafts}
     written = {draft.target.key: draft for draft in drafts if draft.use is not None}
     weights = {key: _draw(draft, scheme, distribution, generator) for key, draft in written.items()}
-    zeros: dict[nn.Parameter, Tensor] = {}
-    if biases != "keep":
-        owned = (bias for draft in written.values() for bias in draft.target.biases().values())
-        zeros = {bias: torch.zeros_like(bias, requires_grad=False) for bias in owned}
+    zeros = {
+        bias: torch.zeros_like(bias, requires_grad=False)
+        for draft in written.values()
+        for bias in draft.target.biases().values()
+        if biases != "keep"
+    }
     notes: tuple[str, ...] = ()
     if scheme == "lsuv":
         notes = _scale_to_unit_variance_(job, written, weights, zeros)
@@ -161,7 +166,7 @@ def _draw(
     draft: Draft, scheme: str, distribution: str | None, generator: torch.Generator
 ) -> Tensor:
     assert draft.use is not None
-    dtype = torch.float64 if draft.target.stored[0].dtype == torch.float64 else torch.float32
+    dtype = _precision(draft.target.stored[0])
     value = torch.empty(draft.use.shape, dtype=dtype, device=generator.device)
     for number, groups in enumerate(block_views(draft.use, value)):
         for block in groups:
@@ -194,8 +199,8 @@ def _measured(draft: Draft, value: Tensor) -> PlannedWeight:
         torch.cat([group.reshape(-1) for group in groups])
         for groups in block_views(draft.use, value)
     ]
-    roots = [float(block.double().square().mean().sqrt()) for block in blocks]
-    return replace(draft.planned, std=tuple(roots))
+    std = tuple(float(block.double().square().mean().sqrt()) for block in blocks)
+    return replace(draft.planned, std=std)
 
 
 # --- Layer-sequential unit variance (Mishkin & Matas, ICLR 2016), in one forward pass
@@ -233,8 +238,9 @@ class UnitVariance(TorchFunctionMode):
     def __init__(self, weights: Mapping[str, Tensor], stds: Mapping[str, float]) -> None:
         super().__init__()
         # By storage: `x @ weight.T` uses a view.
-        storages = {name: weight.untyped_storage() for name, weight in weights.items()}
-        self._names = {storage.data_ptr(): name for name, storage in storages.items()}
+        self._names = {
+            weight.untyped_storage().data_ptr(): name for name, weight in weights.items()
+        }
         self._weights = weights
         self._stds = stds
         self.factors = dict[str, float]()
@@ -307,9 +313,11 @@ def _scale_to_unit_variance_(
 ) -> tuple[str, ...]:
     """Scale `weights` in place by one forward on copies of them; returns notes."""
     model = job.model
-    targets = {key: draft.target for key, draft in drafts.items()}
-    plain = {key: target for key, target in targets.items() if not target.is_parametrized}
-    copies = {key: weights[key].to(target.stored[0], copy=True) for key, target in plain.items()}
+    copies = {
+        key: weights[key].to(draft.target.stored[0], copy=True)
+        for key, draft in drafts.items()
+        if not draft.target.is_parametrized
+    }
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     tensors = {**buffers, **copies, **{names[id(bias)]: value for bias, value in biases.items()}}
@@ -324,7 +332,7 @@ def _scale_to_unit_variance_(
         )
     for key, draft in drafts.items():
         weights[key] *= mode.factors.get(key, 1.0) * draft.factor
-    return tuple(_notes_on(mode, {key: target.name for key, target in targets.items()}))
+    return tuple(_notes_on(mode, {key: draft.target.name for key, draft in drafts.items()}))
 
 
 def _notes_on(mode: UnitVariance, names: Mapping[str, str]) -> Iterator[str]:

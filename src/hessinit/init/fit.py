@@ -24,10 +24,9 @@ from hessinit.init.options import (
     NetworkTraits,
 )
 from hessinit.init.scales import ProblemFactory, ScaledModel, ScalingPath, ScalingPaths
-from hessinit.init.symmetric_fit import SymmetryScaler
+from hessinit.init.symmetries import SymmetryScaler
 from hessinit.init.trace import WeightUse, parametrized_name
-from hessinit.init.weight_uses import TracedWeights, find_weight_uses
-from hessinit.init.weights import Target
+from hessinit.init.weights import Target, TracedWeights, find_weight_uses
 from hessinit.problem.checks import layer_name
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry
@@ -67,8 +66,10 @@ def fit_weights_(
     fit = request.fit
     every_layer = fit.rule == "layers" or fit.report is True
     # Every fit of a call starts from the same weights.
-    key = ("before", every_layer, request.reports)
-    before = factory.once(key, lambda: _measure_old(factory, targets, every_layer, request))
+    before = factory.values.once(
+        ("before", every_layer, request.reports),
+        lambda: _measure_old(factory, targets, every_layer, request),
+    )
     traced, trace_note = _find_uses(factory, fit.scheme)
     plan = _draw_scheme_(factory, targets, traced, request)
     model = ScaledModel(factory, targets, request.norm_tolerance)
@@ -85,17 +86,15 @@ def fit_weights_(
     if request.fits_symmetries:
         notes += _note_fixed_statistics(factory.model)
     solution = _Fitting(model, scalable, traced.uses, traits, request).solve_()
-    report = model.report(every_layer) if request.reports else None
-    after = _WeightState(report, model.output().loss, _root_mean_squares(targets))
+    after = _present_state(model, targets, every_layer, request)
     factors = _factors(model.scales, shrunk, solution.symmetries)
     unit = model.loss_unit(before.loss)
     if reason := _reason_to_restore(before, after, solution, request, unit):
         restore()
         after = before
         factors = dict.fromkeys(factors, 1.0)
-        reasons = [solution.reason, f"{reason}, so the old weights were put back"]
-        reason = "; ".join(filter(None, reasons))
-        solution = replace(solution, reason=reason, symmetries=(), met="")
+        reasons = filter(None, [solution.reason, f"{reason}, so the old weights were put back"])
+        solution = replace(solution, reason="; ".join(reasons), symmetries=(), met="")
     converged, reason = _judge_fit(after.report, solution, request)
     return Initialization(
         before=before.report,
@@ -123,19 +122,23 @@ def _measure_old(
     factory: ProblemFactory, targets: list[Target], every_layer: bool, request: FitRequest
 ) -> _WeightState:
     """The state of the old weights; errors that new weights do not cure come again later."""
-    sizes = _root_mean_squares(targets)
     model = ScaledModel(factory, [], 0.1)
+    note = "before: the old weights, or the network's output with them, are not finite."
     try:
-        output = model.output()
-        if output.is_finite:
-            report = model.report(every_layer) if request.reports else None
-            return _WeightState(report, output.loss, sizes)
+        if model.output().is_finite:
+            return _present_state(model, targets, every_layer, request)
     except DerivativeError:
         raise
     except ProblemError as failure:
-        return _WeightState(None, math.nan, sizes, f"before: {failure}")
-    note = "before: the old weights, or the network's output with them, are not finite."
-    return _WeightState(None, math.nan, sizes, note)
+        note = f"before: {failure}"
+    return _WeightState(None, math.nan, _root_mean_squares(targets), note)
+
+
+def _present_state(
+    model: ScaledModel, targets: list[Target], every_layer: bool, request: FitRequest
+) -> _WeightState:
+    report = model.report(every_layer) if request.reports else None
+    return _WeightState(report, model.output().loss, _root_mean_squares(targets))
 
 
 def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
@@ -159,9 +162,9 @@ def _draw_scheme_(
     fit = request.fit
     if fit.scheme == "keep":
         if fit.biases == "zero":
-            with torch.no_grad():
-                for bias in (bias for target in targets for bias in target.biases().values()):
-                    bias.zero_()
+            for target in targets:
+                for bias in target.biases().values():
+                    bias.detach().zero_()
         return None
     residual = fit.residual
     if residual == "auto":
@@ -173,16 +176,14 @@ def _draw_scheme_(
         stds = mean_field.preactivation_stds(traced.uses)
         gains = {names[key]: std for key, std in stds.items() if key in names}
     scheme = apply_scheme.Scheme(
-        request.scheme_name,
-        gains=gains,
-        residual=residual,
-        biases="keep" if fit.biases == "keep" else "zero",
+        request.scheme_name, gains=gains, residual=residual, biases=fit.biases
     )
     problem = factory.problem
     generator = torch.Generator().manual_seed(problem.seed)
     job = DrawingJob(factory.model, factory.sample, problem.forward, generator)
-    every_target = weights.find_targets(factory.model, problem.layers)
-    plan = apply_scheme.write_scheme_(job, scheme, every_target, traced)
+    # Also those that cannot be written: the plan says why.
+    named = weights.find_targets(factory.model, problem.layers)
+    plan = apply_scheme.write_scheme_(job, scheme, named, traced)
     return replace(plan, _go_back=None)  # `initialize_` itself holds one copy of the old weights
 
 
@@ -200,8 +201,7 @@ def _embedding_logs(
         for target in targets
         if target.key in keys
     }
-    size = model.output().size if logs else math.inf
-    if not 0 < size < math.inf:
+    if not logs or not 0 < (size := model.output().size) < math.inf:
         return {}
     model.scale_(dict.fromkeys(logs, -math.log(2)))
     factors = math.log2(size / max(model.output().size, 1e-300))
@@ -211,8 +211,11 @@ def _embedding_logs(
 
 
 def _note_fixed_statistics(model: nn.Module) -> Iterator[str]:
-    norms = [pair for pair in model.named_modules() if isinstance(pair[1], _BatchNorm)]
-    fixed = [name for name, norm in norms if not norm.training and norm.running_mean is not None]
+    fixed = [
+        name
+        for name, norm in model.named_modules()
+        if isinstance(norm, _BatchNorm) and not norm.training and norm.running_mean is not None
+    ]
     if fixed:
         suffix = f" and {len(fixed) - 1} more" if fixed[1:] else ""
         yield (
@@ -257,11 +260,11 @@ class _Fitting:
             return self._solve_layers_()
         if self.request.fits_symmetries and self.model.output().is_finite:
             factory = self.model.factory
-            parameters = factory.model.named_parameters()
-            names = {id(parameter): name for name, parameter in parameters}
+            names = {id(weight): name for name, weight in factory.model.named_parameters()}
             stored = [names[id(part)] for target in self.targets for part in target.stored]
-            named = factory.problem.layers is not None
-            blocks = symmetries.find_blocks(factory.functional(), stored, biases_only=named)
+            blocks = symmetries.find_blocks(
+                factory.functional(), stored, biases_only=factory.problem.layers is not None
+            )
             if blocks is not None:
                 return self._solve_symmetries_(blocks)
         if self.request.is_adaptive and self.request.lr is not None:
@@ -300,8 +303,10 @@ class _Fitting:
         seen_by = "as Adam sees it" if request.is_adaptive else "of their own"
         unmoved = "smaller gains before an activation changed the function"
         if all(symmetry.exact for symmetry in fitted.symmetries):
-            moved = f"{100 * fitted.output_change:.2g} %"
-            unmoved = f"the function is unchanged (the output moved by {moved})"
+            unmoved = (
+                "the function is unchanged (the output moved by "
+                f"{100 * fitted.output_change:.2g} %)"
+            )
         met = (
             f"the scale-free weights have ‖H‖ = {fitted.symmetries[0].norm:.3g} {seen_by}, within "
             f"{100 * tolerance:.3g} % of {goal.target:.3g}, and no other weights are sharper; "

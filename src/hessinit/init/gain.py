@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -155,13 +156,11 @@ def _name_of(activation: object) -> str:
 
 def _evaluation(function: Function | nn.Module, name: str) -> Function:
     """`function` of a vector; refuses a result that is not a real tensor of the same shape."""
-    calls: list[Callable[[Tensor], Any]] = []
+    forward = functools.cache(lambda: _forward_of_copy(function))
 
     def evaluate(z: Tensor) -> Tensor:
         try:
-            if not calls:
-                calls.append(_forward_of_copy(function))
-            result = calls[0](z.clone())  # it may write in place
+            result = forward()(z.clone())  # it may write in place
         except Exception as error:
             raise ProblemError(
                 f"{name} could not be evaluated on an fp64 vector ({type(error).__name__}: "
@@ -178,8 +177,12 @@ def _forward_of_copy(module: Function | nn.Module) -> Callable[[Tensor], Any]:
     """The function, or the forward of a copy in fp64, without hooks, which may hold anything."""
     if not isinstance(module, nn.Module):
         return module
-    attributes = [attribute for part in module.modules() for attribute in vars(part).items()]
-    memo: Any = {id(value): OrderedDict() for name, value in attributes if name.endswith("_hooks")}
+    memo: Any = {
+        id(value): OrderedDict()
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if name.endswith("_hooks")
+    }
     return copy.deepcopy(module, memo).to(device=_CPU, dtype=torch.float64).forward
 
 

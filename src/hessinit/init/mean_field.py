@@ -28,13 +28,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from hessinit.init.context import moment_of
-from hessinit.init.trace import WeightUse
-from hessinit.init.weight_uses import fans_of
-
-Function = Callable[[Tensor], Tensor]
+from hessinit.init.gain import Function
+from hessinit.init.trace import WeightUse, moment_of
+from hessinit.init.weights import fans_of
 
 
 @dataclass(frozen=True)

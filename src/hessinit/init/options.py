@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hessinit.errors import ProblemError, check_number, check_positive, choose
+from hessinit.errors import ProblemError, argument, check_number, check_positive, choose
 from hessinit.init.apply_scheme import RESIDUAL_POWERS, SCHEMES, SYNONYMS
 from hessinit.init.trace import WeightUse
 from hessinit.problem.checks import check_switches, check_tolerance, check_whole
@@ -125,23 +125,28 @@ class Fit:
             choose(name, getattr(self, name), choices)
         if self.rule == "layers" and self.scaling != "auto":
             raise ProblemError(
-                f"scaling={self.scaling!r} has no meaning for rule='layers'; leave it out."
+                argument("scaling", self.scaling),
+                " has no meaning for ",
+                argument("rule", "layers"),
+                "; leave it out.",
             )
         check_switches(strict=self.strict, report=self.report is not None and self.report)
         rule = (
             "1 or more: how many times the loss of a zero output the initial loss may be; "
             "math.inf: any"
         )
-        sharpening = check_number("max_sharpening", self.max_sharpening, lambda n: n >= 1, rule)
         numbers: dict[str, float] = {
             "tolerance": check_tolerance(self.tolerance),
-            "max_sharpening": sharpening,
+            "max_sharpening": check_number(
+                "max_sharpening", self.max_sharpening, lambda n: n >= 1, rule
+            ),
             "trial_steps": check_whole("trial_steps", self.trial_steps, at_least=3),
             "momentum": check_fraction("momentum", self.momentum),
         }
         if self.max_measurements is not None:
-            measurements = check_whole("max_measurements", self.max_measurements, at_least=1)
-            numbers["max_measurements"] = measurements
+            numbers["max_measurements"] = check_whole(
+                "max_measurements", self.max_measurements, at_least=1
+            )
         for name, number in numbers.items():
             object.__setattr__(self, name, number)
 
@@ -176,18 +181,25 @@ class FitRequest:
         choose("optimizer", self.optimizer, ["sgd", "momentum", "nesterov", *ADAPTIVE])
         if self.lr is not None and self.target is not None:
             raise ProblemError(
-                f"lr={self.lr!r} and target={self.target!r} both set the norm to reach; pass one "
-                "of them."
+                argument("lr", self.lr),
+                " and ",
+                argument("target", self.target),
+                " both set the norm to reach; pass one of them.",
             )
         if self.fit.rule == "layers" and self.lr is not None and self.is_adaptive:
             raise ProblemError(
-                f"rule='layers' with optimizer={self.optimizer!r} and lr={self.lr!r}: its steps do "
-                "not grow with the gradient, so no rate says how sharp a layer may be; pass "
-                "target= instead."
+                argument("rule", "layers"),
+                " with ",
+                argument("optimizer", self.optimizer),
+                " and ",
+                argument("lr", self.lr),
+                ": its steps do not grow with the gradient, so no rate says how sharp a layer may "
+                "be; pass ",
+                argument("target"),
+                " instead.",
             )
         if self.lr is not None and self.lr != "auto":
-            rate = check_positive("lr", self.lr, "such as 0.1, or 'auto'")
-            object.__setattr__(self, "lr", rate)
+            object.__setattr__(self, "lr", check_positive("lr", self.lr, "such as 0.1, or 'auto'"))
         if self.target is not None:
             norm = check_positive("target", self.target, "the ‖H‖ to reach, such as 1.0")
             object.__setattr__(self, "target", norm)
@@ -247,7 +259,7 @@ class FitRequest:
         scaled to suit any rate. There is none for weights without curvature.
         """
         if self.lr is None:
-            return FitGoal(1.0 if self.target is None else self.target)
+            return FitGoal(self.target or 1.0)
         kappa = kappa / self.flatter
         rate = self.lr
         shorter = 1 - self.momentum
@@ -269,10 +281,12 @@ class NetworkTraits:
 
     @classmethod
     def of(cls, uses: Sequence[WeightUse], quadratic: bool = False) -> NetworkTraits:
-        normalized = any(use.norm_follows or use.upstream.end == "norm" for use in uses)
-        tokens = any(use.kind == "embedding" for use in uses)
-        drops = any(use.upstream.keep < 1 and use.upstream.dropout_active for use in uses)
-        return cls(normalized, tokens, drops, quadratic)
+        return cls(
+            normalized=any(use.norm_follows or use.upstream.end == "norm" for use in uses),
+            tokens=any(use.kind == "embedding" for use in uses),
+            drops=any(use.upstream.keep < 1 and use.upstream.dropout_active for use in uses),
+            quadratic=quadratic,
+        )
 
     @property
     def kappa(self) -> float:

@@ -57,13 +57,23 @@ class NormAccuracy:
 NORM_ACCURACY = NormAccuracy()
 
 
+class Memory(dict[Hashable, Any]):
+    """What was measured once, by a key."""
+
+    def once(self, key: Hashable, measure: Callable[[], Remembered]) -> Remembered:
+        """What `measure` returned when this key was first met."""
+        if key not in self:
+            self[key] = measure()
+        return cast(Remembered, self[key])
+
+
 @dataclass
 class ProblemFactory:
     """Builds the problem for the present weights, and keeps what is measured once in a call."""
 
     problem: Problem
     curvature: str
-    _values: dict[Hashable, Any] = field(default_factory=dict)
+    values: Memory = field(default_factory=Memory)
     _first: FunctionalProblem | None = None
     _checked: bool = False
 
@@ -80,14 +90,8 @@ class ProblemFactory:
         return functional
 
     def of_layers(self, names: Sequence[str]) -> ProblemFactory:
-        """The same with other layers, once it builds a problem anew: where one is parametrized."""
-        return replace(self, problem=replace(self.problem, layers=names))
-
-    def once(self, key: Hashable, measure: Callable[[], Remembered]) -> Remembered:
-        """What `measure` returned when this key was first met."""
-        if key not in self._values:
-            self._values[key] = measure()
-        return cast(Remembered, self._values[key])
+        """The same with other layers."""
+        return replace(self, problem=replace(self.problem, layers=names), _first=None)
 
     def digest(self) -> bytes:
         """A hash of the present weights: several fits of one call draw the same."""
@@ -140,6 +144,18 @@ class _Evaluated(NamedTuple):
     rows: dict[tuple[str, float], Rows]
 
 
+def _once_per_scale(
+    measure: Callable[[ScaledModel], Remembered],
+) -> Callable[[ScaledModel], Remembered]:
+    """A method that measures again only where the scales have changed."""
+
+    @functools.wraps(measure)
+    def remembered(model: ScaledModel) -> Remembered:
+        return model.values.once((measure, *model.scales.values()), lambda: measure(model))
+
+    return remembered
+
+
 class ScaledModel:
     """The present weights are the base; `scale_` multiplies the base, never an earlier scale."""
 
@@ -152,7 +168,7 @@ class ScaledModel:
             target.name: (target, target.value.clone(), target.snapshot()) for target in targets
         }
         self.scales = dict.fromkeys(self._base, 1.0)
-        self._values: dict[tuple[Any, ...], Any] = {}
+        self.values = Memory()
         self._evaluated: _Evaluated | None = None
 
     def scale_(self, logs: Mapping[str, float]) -> None:
@@ -185,19 +201,18 @@ class ScaledModel:
         unit = max([self.factory.loss_range.constant, *losses]) - self.factory.loss_range.free
         return unit if unit > 0 else math.inf
 
+    @_once_per_scale
     def output(self) -> OutputStatistics:
         """One forward; not finite is a result, not an error."""
-        return self._once_per_scale("output", self._measure_output)
-
-    def _measure_output(self) -> OutputStatistics:
         try:
             problem = self.factory.functional()
         except WeightsError:  # some are not finite
             return OUTPUT_NOT_FINITE
         with problem.settings():
-            statistics = [_output_statistics(problem, batch) for batch in problem.batches]
-        shares = [batch.rows / problem.rows for batch in problem.batches]
-        pairs = list(zip(statistics, shares, strict=True))
+            pairs = [
+                (_output_statistics(problem, batch), batch.rows / problem.rows)
+                for batch in problem.batches
+            ]
         return OutputStatistics(
             sum(output.loss * share for output, share in pairs),
             math.sqrt(sum(output.size**2 * share for output, share in pairs)),
@@ -219,11 +234,9 @@ class ScaledModel:
             torch.allclose(products[0], product, rtol=1e-3) for product in products
         )
 
+    @_once_per_scale
     def network_norm(self) -> float:
         """‖H‖ of all measured weights, to the search's tolerance; inf where it is not finite."""
-        return self._once_per_scale("network norm", self._measure_network)
-
-    def _measure_network(self) -> float:
         if not self.output().is_finite:
             return math.inf
         with self._measuring(every_layer=False) as rows:
@@ -232,15 +245,14 @@ class ScaledModel:
     def own_norm(self, name: str) -> float:
         """‖H‖ of one weight."""
         with self._measuring(every_layer=False) as rows:
-            layers = rows.problem.layers
-            names = [layer.parameter for layer in layers if _weight_name(layer) == name]
+            names = [
+                layer.parameter for layer in rows.problem.layers if _weight_name(layer) == name
+            ]
             return finite_or_inf(rows.main.extremes(names).norm.value) if names else 0.0
 
+    @_once_per_scale
     def layer_norms(self) -> dict[str, float]:
         """‖H‖ of every weight; of the sharper part where a parametrization makes it of several."""
-        return self._once_per_scale("layer norms", self._measure_layers)
-
-    def _measure_layers(self) -> dict[str, float]:
         norms: dict[str, float] = {}
         with self._measuring(every_layer=True) as rows:
             layers = rows.problem.layers
@@ -250,12 +262,6 @@ class ScaledModel:
                 norm = finite_or_inf(extremes[layer.parameter].norm.value)
                 norms[name] = max(norms.get(name, 0.0), norm)
         return norms
-
-    def _once_per_scale(self, name: str, measure: Callable[[], Remembered]) -> Remembered:
-        key = (name, *self.scales.values())
-        if key not in self._values:
-            self._values[key] = measure()
-        return cast(Remembered, self._values[key])
 
     @contextlib.contextmanager
     def _measuring(self, every_layer: bool, reported: bool = False) -> Iterator[Rows]:
@@ -277,8 +283,9 @@ class ScaledModel:
         with problem.settings():
             if key not in self._evaluated.rows:
                 settings = lanczos_settings(problem, tolerance)
-                rows = Rows(problem, evaluations, curvature, estimator, settings)
-                self._evaluated.rows[key] = rows
+                self._evaluated.rows[key] = Rows(
+                    problem, evaluations, curvature, estimator, settings
+                )
             yield self._evaluated.rows[key]
 
     def report(self, every_layer: bool) -> CurvatureReport:
@@ -295,9 +302,12 @@ class ScaledModel:
             network = rows.network()
             notes = [*notes_on(problem, rows.evaluations), *note_uncounted(problem)]
             if not layers:
-                notes.append("The layers were not measured one by one; report=True measures them.")
-            seconds = time.perf_counter() - started
-            report = replace(rows.report(layers, network), notes=tuple(notes), seconds=seconds)
+                notes.append("The layers were not measured one by one; the option report does it.")
+            report = replace(
+                rows.report(layers, network),
+                notes=tuple(notes),
+                seconds=time.perf_counter() - started,
+            )
         if layers:
             return report
         return replace(report, engine_reason="the network's norm alone was measured")
@@ -353,14 +363,6 @@ class ScalingPath:
         }
 
 
-class SmallOutput(NamedTuple):
-    """The weight to make small, those to enlarge, and the size of the output."""
-
-    small: str
-    large: list[str]
-    size: float
-
-
 @dataclass(frozen=True)
 class ScalingPaths:
     """The paths of one model: which of its weights matter, make the output, or are homogeneous."""
@@ -392,17 +394,23 @@ class ScalingPaths:
         norm = self.model.own_norm(small)
         first = math.log(target / norm) / (2 * len(large)) if 0 < norm < math.inf else 0.0
         offset = math.log(SCALING.small_output / size) - first * len(large)
-        powers = dict.fromkeys(large, 1.0) | {small: -float(len(large))}
-        offsets = dict.fromkeys(large, first) | {small: offset}
-        return ScalingPath("small-output", powers, offsets, pace=2.0 * len(large))
+        return ScalingPath(
+            "small-output",
+            exponents=dict.fromkeys(large, 1.0) | {small: -float(len(large))},
+            offsets=dict.fromkeys(large, first) | {small: offset},
+            pace=2.0 * len(large),
+        )
 
     @functools.cached_property
     def is_homogeneous(self) -> bool:
         """Whether the output can be made small along a path; costs forwards."""
         return self._small_output() is not None
 
-    def _small_output(self, nearly: bool = False) -> SmallOutput | None:
-        """The roles of the weights on that path; None for a network that is not homogeneous."""
+    def _small_output(self, nearly: bool = False) -> tuple[str, list[str], float] | None:
+        """The weight to make small, those to enlarge, and the size of the output.
+
+        None for a network that is not homogeneous.
+        """
         last = [name for name in self.last if name in self.effective]
         inner = [name for name in self.effective if name not in last]
         size = self.model.output().size
@@ -410,13 +418,13 @@ class ScalingPaths:
             return None
         if any(use.closes_residual for use in self.uses):
             small = self._first_on_trunk(inner, size)
-            return None if small is None else SmallOutput(small, last, size)
+            return None if small is None else (small, last, size)
         halved = dict.fromkeys(self.effective, -math.log(2.0))
         if not nearly and not self._is_proportional(size, halved):
             return None
         entries = {target.name: target.value.numel() for target in self.targets}
         small = max(inner, key=entries.__getitem__)
-        return SmallOutput(small, [name for name in self.effective if name != small], size)
+        return small, [name for name in self.effective if name != small], size
 
     def _first_on_trunk(self, inner: Sequence[str], size: float) -> str | None:
         """The first weight to run that scales the whole output, not one of its branches."""

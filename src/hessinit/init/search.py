@@ -15,7 +15,9 @@ layers and follows the output's size: it is learned on the way, the rest by Broy
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -245,13 +247,10 @@ class GainSearch:
 
 
 def _first_admissible(is_admissible: Callable[[float], bool], t: float) -> float | None:
-    step = GAIN_STEPS.first
-    for _ in range(GAIN_STEPS.most):
-        t -= step
-        step *= 2
-        if is_admissible(t):
-            return t
-    return None
+    """The first admissible value below `t`, in steps that double."""
+    steps = [GAIN_STEPS.first * 2**doublings for doublings in range(GAIN_STEPS.most)]
+    below = itertools.islice(itertools.accumulate(steps, operator.sub, initial=t), 1, None)
+    return next(filter(is_admissible, below), None)
 
 
 # --- One scale for every layer ---
@@ -408,20 +407,21 @@ def solve_network(
         size = output(t).size
         return 2 * math.log(size) if size > 0 else -math.inf
 
-    gain_search = GainSearch(
+    root = GainSearch(
         measure,
         lambda t: cap.admits(output(t)),
         log_power,
         request.search_tolerance,
         request.max_measurements,
         lowest,
-    )
-    root = gain_search.run()
+    ).run()
     model.scale_(path.logs(root.t))
     reason = root.reason
     if reason == _SATURATES:
-        times = f"{cap.factor:g}× the loss of a zero output"
-        reason += f": the initial loss would exceed {cap.value:.3g}, {times}"
+        reason += (
+            f": the initial loss would exceed {cap.value:.3g}, {cap.factor:g}× the loss of a zero "
+            "output"
+        )
     return Outcome(tuple(measurements), reason)
 
 
@@ -469,10 +469,9 @@ def solve_layers(
         grown = output(scales).size
         if 0 < size < math.inf and 0 < grown < math.inf:
             powers[index] = math.log(grown / size) / GAIN_STEPS.first
-    solve = CoupledSolve(
+    solved = CoupledSolve(
         measure, is_admissible, powers, request.search_tolerance, request.max_measurements
-    )
-    solved = solve.run(start)
+    ).run(start)
     output(solved.scales)
     return Outcome(tuple(measurements), solved.reason, tuple(flat))
 

@@ -14,10 +14,13 @@ the weight that reads them. What is used of it, forwards have confirmed.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +28,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hessinit.curvature import operators
+from hessinit.curvature.engine_choice import build_engine
+from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.preconditioner import (
+    AdamRule,
+    ScaledCurvature,
+    gradient_moments,
+    spectral_norm,
+)
+from hessinit.init.scales import ProblemFactory, finite_or_inf, lanczos_settings, network_estimator
+from hessinit.problem.checks import layer_name
 from hessinit.problem.functional import FunctionalProblem
+from hessinit.results.initialization import Symmetry
 
 # A degree: the coefficients of the exponents x, by parameter. A tensor without one is a constant of
 # degree 0.
@@ -74,8 +89,8 @@ class Symmetries:
         for number, row in enumerate(sorted(rows)):
             for name, coefficient in row:
                 matrix[number, self._row[name]] = coefficient
-        zero = SYMMETRY_TOLERANCE.singular
         _, values, right = np.linalg.svd(matrix)
+        zero = SYMMETRY_TOLERANCE.singular
         space = right[int((values > zero).sum()) :].T
         self._space = np.where(np.abs(space) < zero, 0.0, space)
 
@@ -101,9 +116,9 @@ class Symmetries:
             for name in names:
                 grouped = {member for group in groups for member in group}
                 if name not in grouped:
-                    still = dict.fromkeys([*fixed, *(grouped if apart else ())], 0.0)
-                    group = self._group_of(name, names, still, apart)
-                    groups += [group] if group else []
+                    still = dict.fromkeys([*fixed, *grouped] if apart else fixed, 0.0)
+                    if group := self._group_of(name, names, still, apart):
+                        groups.append(group)
         return groups
 
     def scale_free(
@@ -112,8 +127,8 @@ class Symmetries:
         """Scale all of `weights` (`among` these) whose size the output does not show."""
         if not self.divides:
             return None
-        groups = self.groups(weights, self.gains)
-        free = [name for group in groups for name in group if among is None or name in among]
+        grouped = itertools.chain.from_iterable(self.groups(weights, self.gains))
+        free = [name for name in grouped if among is None or name in among]
         still = dict.fromkeys([*self.gains, *(name for name in weights if name not in free)], 0.0)
         return self.solve(still | dict.fromkeys(free, 1.0)) if free else None
 
@@ -124,7 +139,8 @@ class Symmetries:
             still = dict.fromkeys([*free, *(name for name in self.gains if name not in group)], 0.0)
             exponents = self.solve(still | dict.fromkeys(group, -1.0)) or {}
             moved = [exponents[name] for name in weights if name in exponents]
-            solutions += [exponents] if moved and min(moved) > 0 else []
+            if moved and min(moved) > 0:
+                solutions.append(exponents)
         return solutions
 
     def _group_of(
@@ -180,10 +196,11 @@ def output_change(problem: FunctionalProblem, *logs: Mapping[str, float]) -> flo
         output = problem.output(batch, weights=weights)
         largest = 0.0
         for log in logs:
-            factors = {name: math.exp(log.get(name, 0.0)) for name in weights}
-            scaled = {name: weight * factors[name] for name, weight in weights.items()}
+            scaled = {
+                name: weight * math.exp(log.get(name, 0.0)) for name, weight in weights.items()
+            }
             change = float((problem.output(batch, weights=scaled) - output).norm() / output.norm())
-            largest = max(largest, change if math.isfinite(change) else math.inf)
+            largest = max(largest, finite_or_inf(change))
     return largest
 
 
@@ -260,8 +277,9 @@ def find_blocks(
 def _unused_leaves(problem: FunctionalProblem) -> list[str]:
     with torch.enable_grad():
         total = problem.output(problem.batches[0]).sum()
-    leaves = [*problem.leaves.values()]
-    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(total, leaves, allow_unused=True)
+    gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+        total, [*problem.leaves.values()], allow_unused=True
+    )
     pairs = zip(problem.leaves, gradients, strict=True)
     return [name for name, gradient in pairs if gradient is None]
 
@@ -270,14 +288,16 @@ def _confirm_scale_free(
     problem: FunctionalProblem, symmetries: Symmetries, weights: Sequence[str]
 ) -> SymmetryBlock | None:
     """All scale-free weights; if that fails, without those that fail alone, as at a large eps."""
-    block = _confirmed_block(problem, symmetries.scale_free(weights), weights)
+
+    def confirmed(among: Collection[str] | None = None) -> SymmetryBlock | None:
+        return _confirmed_block(problem, symmetries.scale_free(weights, among), weights)
+
+    block = confirmed()
     if block is not None or not symmetries.divides:
         return block
-    confirmed: list[str] = []
-    for group in symmetries.groups(weights, symmetries.gains):
-        alone = _confirmed_block(problem, symmetries.scale_free(weights, group), weights)
-        confirmed += [] if alone is None else [*alone.weights]
-    return _confirmed_block(problem, symmetries.scale_free(weights, confirmed), weights)
+    groups = symmetries.groups(weights, symmetries.gains)
+    alone = filter(None, map(confirmed, groups))
+    return confirmed([name for block in alone for name in block.weights])
 
 
 def _confirmed_block(
@@ -287,8 +307,7 @@ def _confirmed_block(
     or_nearly: bool = False,
 ) -> SymmetryBlock | None:
     """A block whose symmetry leaves the output where it is, at half and at twice the weights."""
-    if not exponents:
-        return None
+    exponents = exponents or {}
     scaled = tuple(name for name in weights if exponents.get(name, 0.0) > 0)
     if not scaled:
         return None
@@ -324,15 +343,16 @@ class _Degrees(TorchDispatchMode):
         self.gains: set[str] = set()
 
     def of(self, value: Any) -> Degree:
-        return self._degrees[id(value)][1] if id(value) in self._degrees else {}
+        return self._degrees.get(id(value), (value, {}))[1]
 
     def note_division(self, divides: bool = True) -> None:
         self.divides |= divides
 
     def note_gain(self, value: Any) -> None:
         """Note a parameter with one number for each channel, here a factor."""
-        if isinstance(value, Tensor) and max(value.shape, default=1) == value.numel():
-            self.gains.update(name for name in self.of(value) if len(self.of(value)) == 1)
+        names = self.of(value)
+        if len(names) == 1 and max(value.shape, default=1) == value.numel():
+            self.gains.update(names)
 
     def require_zero(self, degree: Degree) -> None:
         if degree:
@@ -348,8 +368,7 @@ class _Degrees(TorchDispatchMode):
         result = func(*args, **named)
         names = [argument.name for argument in func._schema.arguments]
         arguments = dict(zip(names, args, strict=False)) | named
-        tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
-        degrees = [self.of(tensor) for tensor in tensors]
+        degrees = [self.of(leaf) for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
         if any(degrees):
             operation = func._schema.name.removeprefix("aten::")
             rule = self._rules.get(operation) or self._rules.get(operation.rstrip("_"), _needs_zero)
@@ -445,8 +464,11 @@ def _degree_of_choice(mode: _Degrees, arguments: Arguments, degrees: list[Degree
 
 def _degree_of_convolution(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
     product = _add_degrees(mode.of(arguments["input"]), mode.of(arguments["weight"]))
-    bias = arguments["bias"]
-    return product if bias is None else mode.require_equal([product, mode.of(bias)])
+    return _with_bias(mode, product, arguments["bias"])
+
+
+def _with_bias(mode: _Degrees, degree: Degree, bias: Tensor | None) -> Degree:
+    return degree if bias is None else mode.require_equal([degree, mode.of(bias)])
 
 
 def _degree_of_normalization(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
@@ -458,9 +480,7 @@ def _degree_of_normalization(mode: _Degrees, arguments: Arguments, degrees: list
         mode.require_zero(mode.of(values))
     mode.note_division()
     mode.note_gain(arguments.get("weight"))
-    gain = mode.of(arguments.get("weight"))
-    bias = arguments.get("bias")
-    return gain if bias is None else mode.require_equal([gain, mode.of(bias)])
+    return _with_bias(mode, mode.of(arguments.get("weight")), arguments.get("bias"))
 
 
 def _degree_of_attention(mode: _Degrees, arguments: Arguments, degrees: list[Degree]) -> Degree:
@@ -539,3 +559,244 @@ _DEGREE_RULES = _rule_table(
     (_degree_of_clamped, "clamp clamp_min clamp_max"),
 )
 _NEARLY_LINEAR = _rule_table((_keep_degree, "gelu silu mish elu tanh hardtanh hardswish"))
+
+
+# --- Fit the curvature along symmetries: weights get as sharp as a rate allows; the function stays
+#
+# A symmetry that multiplies a block of weights by f divides its curvature by f², and by f in the
+# norm that Adam sees. So the norms at the drawn weights tell every factor, and a second look
+# confirms them.
+
+NormOf = Callable[[Sequence[str]], float]
+
+
+@dataclass(frozen=True)
+class SymmetrySteps:
+    """How far and how often blocks are scaled (benchmarks/initialize_cost.py counts the looks)."""
+
+    largest_log: float = math.log(1e3)
+    most_looks: int = 3
+    # Bisections of a factor that moves the output, by the eps of a normalization.
+    bisections: int = 7
+
+
+SYMMETRY_STEPS = SymmetrySteps()
+
+
+class SymmetricFit(NamedTuple):
+    """What was scaled; `reason` says why the target was missed, or is empty.
+
+    `output_change` is that of the function, relative: rounding and the eps of normalizations.
+    """
+
+    target: float
+    symmetries: tuple[Symmetry, ...]
+    output_change: float
+    reason: str
+
+
+class SymmetryScaler:
+    """Multiplies the present weights by factors of symmetries, and measures the blocks."""
+
+    def __init__(
+        self, factory: ProblemFactory, blocks: Blocks, adam: AdamRule | None, tolerance: float
+    ) -> None:
+        self._factory = factory
+        self._blocks = blocks
+        self._free = blocks.free
+        self._adam = adam
+        self._tolerance = tolerance
+        self._law = 2.0 if adam is None else 1.0  # the norm falls with this power of the factor
+        scaled = {name for block in blocks.scalable for name in block.exponents}
+        self._parameters = {
+            name: weight for name, weight in factory.model.named_parameters() if name in scaled
+        }
+        self._norms: dict[SymmetryBlock, float] = {}
+        self._remaining_norm = 0.0
+        self._logs: dict[SymmetryBlock, float] = {}  # of the factors so far
+
+    def fit_blocks_(self, target: float | None) -> SymmetricFit:
+        """Bring the scale-free block to the `target`, and the others to at most that.
+
+        A `target` of None takes the sharpest weights as they are, for lr="auto". Costs two norms of
+        the scale-free weights, one of all others, and where that is too large two of each.
+        """
+        self._measure(target)
+        before = dict(self._norms)
+        if target is None:
+            target = max(self._remaining_norm, *before.values())
+        self._logs = dict.fromkeys(before, 0.0)
+        self._scale_inexact_(target)
+        change, bounded = self._scale_exact_(target)
+        symmetries = tuple(
+            Symmetry(
+                weights=block.weights,
+                scale_free=block is self._free,
+                exact=block.exact,
+                factors={
+                    name: math.exp(log) for name, log in _logs_of_parameters({block: log}).items()
+                },
+                norm_before=before[block],
+                norm=self._norms[block],
+            )
+            for block, log in self._logs.items()
+            if log or block is self._free
+        )
+        return SymmetricFit(target, symmetries, change, self._reason_missed(target, bounded))
+
+    def _measure(self, target: float | None, every_block: bool = False) -> None:
+        """Measure the scale-free weights; if others exceed the target, every block and the rest."""
+        remaining = self._blocks.remaining
+        by_gains = self._blocks.scalable[1:]
+        with self._curvature() as norm_of:
+            self._norms = {self._free: norm_of(self._free.weights)}
+            self._remaining_norm = 0.0
+            # No block of a semidefinite matrix is sharper than the matrix.
+            names = [*(name for block in by_gains for name in block.weights), *remaining]
+            if every_block or target is None or norm_of(names) > target:
+                self._norms |= {block: norm_of(block.weights) for block in by_gains}
+                self._remaining_norm = norm_of(remaining)
+
+    def _scale_inexact_(self, target: float) -> None:
+        """Make the blocks flat enough whose symmetry changes the function: these come first."""
+        for _ in range(SYMMETRY_STEPS.most_looks):
+            logs = self._logs_to(target, exact=False)
+            logs = {block: log for block, log in logs.items() if log > math.log1p(self._tolerance)}
+            if not logs:
+                break
+            self._multiply_(logs)
+            self._measure(target, every_block=True)
+
+    def _scale_exact_(self, target: float) -> tuple[float, bool]:
+        """Scale the other blocks; return the output's change, and if it bounded the factors."""
+        free = self._free
+        total_change = 0.0
+        bounded = False
+        logs = self._logs_to(target, exact=True)
+        for _ in range(SYMMETRY_STEPS.most_looks):
+            norm_before = self._norms[free]
+            logs, change, bounded = self._scale_unmoved_(logs)
+            total_change += change
+            with self._curvature() as norm_of:
+                self._norms |= {block: norm_of(block.weights) for block, log in logs.items() if log}
+            norm = self._norms[free]
+            if bounded or abs(norm / target - 1) <= self._tolerance:
+                break
+            # Adam's eps, where gradients are tiny, bends the law: go on with the slope that was
+            # measured.
+            if logs[free] and 0 < norm < math.inf:
+                slope = math.log(norm_before / norm) / (logs[free] * free.power)
+                self._law = min(max(slope, self._law / 2), 2 * self._law)
+            logs = {free: self._log(free, norm / target)}
+        return total_change, bounded
+
+    def _logs_to(self, target: float, exact: bool) -> dict[SymmetryBlock, float]:
+        return {
+            block: self._log(block, norm / target)
+            for block, norm in self._norms.items()
+            if block.exact is exact
+        }
+
+    def _log(self, block: SymmetryBlock, excess: float) -> float:
+        """The log factor that takes this excess away; only scale-free weights get sharper."""
+        if not 0 < excess < math.inf:
+            return 0.0
+        log = math.log(excess) / (self._law * block.power)
+        largest = SYMMETRY_STEPS.largest_log
+        return min(max(log, -largest if block is self._free else 0.0), largest)
+
+    def _scale_unmoved_(
+        self, logs: dict[SymmetryBlock, float]
+    ) -> tuple[dict[SymmetryBlock, float], float, bool]:
+        """Scale as far as the output stays; return the logs, its change, and if it bounded them."""
+        start = self._factory.functional()
+        fraction = 1.0
+        low = 0.0
+        high = 1.0
+        best = dict.fromkeys(logs, 0.0)
+        best_change = 0.0
+        with start.settings():
+            for _ in range(SYMMETRY_STEPS.bisections):
+                part = {block: fraction * log for block, log in logs.items()}
+                change = output_change(start, _logs_of_parameters(part))
+                if change <= SYMMETRY_TOLERANCE.unmoved:
+                    best = part
+                    best_change = change
+                    low = fraction
+                else:
+                    high = fraction
+                if low == 1.0:
+                    break
+                fraction = (low + high) / 2
+        self._multiply_(best)
+        return best, best_change, low < 1.0
+
+    @torch.no_grad()
+    def _multiply_(self, logs: Mapping[SymmetryBlock, float]) -> None:
+        for name, log in _logs_of_parameters(logs).items():
+            self._parameters[name].mul_(math.exp(log))
+        self._logs |= {block: self._logs.get(block, 0.0) + log for block, log in logs.items()}
+
+    def _reason_missed(self, target: float, bounded: bool) -> str:
+        free = self._norms[self._free]
+        if not abs(free / target - 1) <= self._tolerance:
+            reason = "it does not answer to the scale"
+            if bounded:
+                reason = "a normalization's eps bounds the scale"
+            return f"the scale-free weights have ‖H‖ = {free:.3g}, not {target:.3g}: {reason}"
+        norms = {block.weights: norm for block, norm in self._norms.items()}
+        norms[self._blocks.remaining] = self._remaining_norm
+        limit = target * (1 + self._tolerance)
+        sharp = "; ".join(
+            f"{', '.join(map(layer_name, names[:2]))} has ‖H‖ = {norm:.3g}"
+            for names, norm in norms.items()
+            if norm > limit
+        )
+        return f"{sharp}, above {target:.3g}, and no symmetry lowers it" if sharp else ""
+
+    @contextlib.contextmanager
+    def _curvature(self) -> Iterator[NormOf]:
+        """The norm that the optimizer sees of weights together: ‖H‖, or ‖P^-½ H P^-½‖ for Adam.
+
+        Several fits of one call draw the same weights: what was measured there is not measured
+        again.
+        """
+        digest = self._factory.digest()
+        with contextlib.ExitStack() as stack:
+            engine = functools.cache(lambda: self._measuring(stack))
+
+            def norm_of(weights: Sequence[str]) -> float:
+                key = ("norm", digest, self._adam, *weights)
+                return self._factory.values.once(key, lambda: engine()(weights)) if weights else 0.0
+
+            yield norm_of
+
+    def _measuring(self, stack: contextlib.ExitStack) -> NormOf:
+        problem = self._factory.functional(measured=True)
+        curvature = self._factory.curvature
+        settings = lanczos_settings(problem, self._tolerance / 5)
+        stack.enter_context(problem.settings())
+        evaluations = evaluate(problem)
+        engine = build_engine(evaluations, curvature, settings, network_estimator(evaluations))
+        if self._adam is None:
+            return lambda weights: finite_or_inf(engine.extremes(weights).norm.value)
+        _, square, _ = gradient_moments(evaluations)
+        adam_scale = torch.where(square > 0, square.sqrt() + self._adam.eps, torch.inf)
+        pieces = operators.split(adam_scale, [leaf.shape for leaf in problem.leaves.values()])
+        scales = dict(zip(problem.leaves, pieces, strict=True))
+
+        def norm_of(weights: Sequence[str]) -> float:
+            scale = operators.join([scales[name] for name in weights])
+            operator = ScaledCurvature(engine.operator(weights), scale)
+            norm = spectral_norm(operator, settings, semidefinite=curvature == "gauss-newton")
+            return finite_or_inf(norm.value)
+
+        return norm_of
+
+
+def _logs_of_parameters(logs: Mapping[SymmetryBlock, float]) -> dict[str, float]:
+    by_name: dict[str, float] = {}
+    for block, log in logs.items():
+        for name, power in block.exponents.items():
+            by_name[name] = by_name.get(name, 0.0) + log * power
+    return by_name

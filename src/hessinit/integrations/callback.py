@@ -11,9 +11,9 @@ import importlib
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed
@@ -22,8 +22,9 @@ from torch.optim import Optimizer
 
 import hessinit
 from hessinit.errors import ProblemError
-from hessinit.problem.checks import check_present, find_layers, unwrap
+from hessinit.problem.checks import check_kind, check_present, find_layers, unwrap
 from hessinit.problem.ranks import Ranks, is_one_of_several, share_weights
+from hessinit.training.optimizer_rules import name_rule, read_optimizer
 
 T = TypeVar("T")
 # A function that draws the weights of the problem's model and returns the result of `initialize_`.
@@ -44,47 +45,35 @@ def import_base(packages: tuple[str, ...], name: str, library: str) -> Any:
     )
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """The options that both callbacks share: `initialize`, and those of `hessinit.track`."""
+@dataclass(eq=False)
+class TrackedRun:
+    """One training run with its tracker; the options are those of both callbacks.
+
+    Every rank makes the same calls; the first one does the work.
+    """
 
     initialize: bool | Initialize
     every: int
     max_overhead: float
     path: str | os.PathLike[str] | None
     settings: hessinit.TrackSettings
+    initialization: hessinit.Initialization | None = field(default=None, init=False)
+    _tracker: hessinit.Tracker | None = field(default=None, init=False)
+    _tracking: hessinit.Tracking | None = field(default=None, init=False)
+    _state: Mapping[str, Any] = field(default_factory=dict, init=False)
+    _file: Path | None = field(default=None, init=False)
+    _first_step: int = field(default=0, init=False)
+    _is_compared: bool = field(default=False, init=False)
+    _open_files: ClassVar[set[Path | None]] = set()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.settings, hessinit.TrackSettings):
-            raise ProblemError(
-                f"settings is a {type(self.settings).__name__}; it must be a "
-                "hessinit.TrackSettings, such as TrackSettings(each_layer=True)."
-            )
+        check_kind("settings", self.settings, hessinit.TrackSettings, "each_layer=True")
         if not isinstance(self.initialize, bool) and not callable(self.initialize):
             raise ProblemError(
                 f"initialize={self.initialize!r} must be True, False, or a function of the problem "
                 "that calls hessinit.initialize_, such as lambda problem: "
                 "hessinit.initialize_(problem, lr=0.1)."
             )
-
-
-class TrackedRun:
-    """One training run with its tracker.
-
-    Every rank makes the same calls; the first one does the work.
-    """
-
-    _open_files: ClassVar[set[Path | None]] = set()
-
-    def __init__(self, options: RunOptions) -> None:
-        self._options = options
-        self._tracker: hessinit.Tracker | None = None
-        self._tracking: hessinit.Tracking | None = None
-        self._state: Mapping[str, Any] = {}
-        self._file: Path | None = None
-        self._first_step = 0
-        self._is_compared = False
-        self.initialization: hessinit.Initialization | None = None
 
     def begin(
         self,
@@ -110,7 +99,7 @@ class TrackedRun:
         model = unwrap(model)
         check_present(model)
         problem: Any = on_first_rank(make_problem, doing="reading the batch")
-        if self._options.initialize and not steps:
+        if self.initialize and not steps:
             self.initialization = on_first_rank(
                 lambda: self._draw(problem, optimizer), doing="initializing"
             )
@@ -150,8 +139,7 @@ class TrackedRun:
             return
         nearest = min(max(trained, min(measured)), max(measured))
         low = min(trained, nearest)
-        high = max(trained, nearest)
-        differs = high - low > (factor - 1) * abs(low) + 1e-6
+        differs = abs(trained - nearest) > (factor - 1) * abs(low) + 1e-6
         is_near = 3 * (points[-1].step + 1 - self._first_step) >= 2 * (step - self._first_step)
         self._is_compared = not differs or is_near or trained > nearest
         if differs and self._is_compared:
@@ -169,8 +157,7 @@ class TrackedRun:
     @property
     def key(self) -> str:
         """The name of this record in a checkpoint; another file or curvature is another record."""
-        path = None if self._options.path is None else os.fspath(self._options.path)
-        return f"{path} {self._options.settings.curvature}"
+        return f"{self.path} {self.settings.curvature}"
 
     @property
     def state(self) -> dict[str, Any] | None:
@@ -187,13 +174,11 @@ class TrackedRun:
     def _draw(
         self, problem: hessinit.Problem, optimizer: Optimizer | None
     ) -> hessinit.Initialization:
-        if callable(self._options.initialize):
-            return self._options.initialize(problem)
-        step = read_step(optimizer, unwrap(problem.model))
-        fit = hessinit.Fit() if step.momentum is None else hessinit.Fit(momentum=step.momentum)
-        return hessinit.initialize_(
-            problem, lr=step.lr, optimizer=step.optimizer, fit=fit, distributed="each"
-        )
+        if callable(self.initialize):
+            return self.initialize(problem)
+        name, lr, momentum = read_step(optimizer, unwrap(problem.model))
+        fit = hessinit.Fit() if momentum is None else hessinit.Fit(momentum=momentum)
+        return hessinit.initialize_(problem, lr=lr, optimizer=name, fit=fit, distributed="each")
 
     def _track(
         self,
@@ -204,9 +189,7 @@ class TrackedRun:
         steps: int,
     ) -> hessinit.Tracker:
         earlier = self._find_file(folder) if steps else None
-        path = earlier or (
-            folder / FILE if self._options.path is None else Path(self._options.path)
-        )
+        path = earlier or (folder / FILE if self.path is None else Path(self.path))
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.absolute()  # training may change the working directory
         if self._file in self._open_files:
@@ -214,12 +197,12 @@ class TrackedRun:
         tracker = hessinit.track(
             problem,
             optimizer=optimizer,
-            every=self._options.every,
-            max_overhead=self._options.max_overhead,
+            every=self.every,
+            max_overhead=self.max_overhead,
             path=path,
             resume=earlier is not None,
             log_to=log_to,
-            settings=replace(self._options.settings, at_start=False),
+            settings=replace(self.settings, at_start=False),
             distributed="each",
         )
         self._open_files.add(self._file)
@@ -271,44 +254,28 @@ class RunResults:
         return self._run.initialization
 
 
-class Step(NamedTuple):
-    """What the user's optimizer does with a gradient, in the words of `initialize_`."""
-
-    optimizer: str
-    lr: float
-    momentum: float | None = None
-
-
-def read_step(optimizer: Optimizer | None, model: nn.Module) -> Step:
+def read_step(optimizer: Optimizer | None, model: nn.Module) -> tuple[str, float, float | None]:
     """Return what the optimizer says to `initialize_`: name, learning rate, momentum.
 
     >>> model = nn.Linear(4, 3)
     >>> read_step(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8), model)
-    Step(optimizer='momentum', lr=0.1, momentum=0.8)
+    ('momentum', 0.1, 0.8)
     """
-    from hessinit.training.optimizer_rules import read_optimizer
-
     try:
         if optimizer is None:
             raise ProblemError("there is not one optimizer to read the learning rate from.")
-        settings = read_optimizer(optimizer, model, find_layers(model))
+        read = read_optimizer(optimizer, model, find_layers(model))
         # OneCycleLR begins below the rate that it works towards, which it keeps as "max_lr".
         peaks = [float(group["max_lr"]) for group in optimizer.param_groups if "max_lr" in group]
-        lr = max(peaks, default=settings.lr)
-        rule = settings.rule
-        if not lr or rule is None:
+        lr = max(peaks, default=read.lr)
+        if not lr:
             raise ProblemError("the optimizer's learning rate is 0.")
     except ProblemError as refusal:
         raise ProblemError(
             f"{refusal} Or pass the step yourself: initialize=lambda problem: "
             "hessinit.initialize_(problem, lr=0.1)."
         ) from refusal
-    if hasattr(rule, "decoupled"):
-        return Step("adamw" if rule.decoupled else "adam", lr)
-    if not rule.momentum:
-        return Step("sgd", lr)
-    name = "nesterov" if rule.nesterov else "momentum"
-    return Step(name, lr, rule.momentum)
+    return name_rule(read.rule), lr, getattr(read.rule, "momentum", 0.0) or None
 
 
 def is_first_rank() -> bool:

@@ -63,8 +63,7 @@ class CurvatureCallback(shared.RunResults, _Callback):  # type: ignore[misc]
             batch = loss.batch
         else:
             check_callable("loss", loss, "loss(output, target)")
-        options = shared.RunOptions(initialize, every, max_overhead, path, settings)
-        self._run = shared.TrackedRun(options)
+        self._run = shared.TrackedRun(initialize, every, max_overhead, path, settings)
         self._loss = loss
         self._batch = batch
         self._forward = forward

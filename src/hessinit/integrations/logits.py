@@ -269,9 +269,10 @@ def _check_own_loss(
     model: nn.Module, inputs: Any, labels: Tensor, targets: Tensor, loss: Loss, task: str
 ) -> None:
     """Refuse a model whose own loss in eval mode, if it has one, is not `loss` of its logits."""
-    own_loss, logits = _own_loss(model, inputs, labels)
-    if own_loss is None or logits is None:
+    computed = _own_loss(model, inputs, labels)
+    if computed is None:
         return
+    own_loss, logits = computed
     try:
         ours = float(loss(logits, targets.to(logits.device)))
         theirs = own_loss.item()
@@ -291,12 +292,12 @@ def _check_own_loss(
         )
 
 
-def _own_loss(model: nn.Module, inputs: Any, labels: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _own_loss(model: nn.Module, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the loss that the model itself computes in eval mode, and its logits, if it does."""
     first = next(model.parameters(), None)
     has_loss = "labels" in inspect.signature(model.forward).parameters
     if not has_loss or not isinstance(inputs, Mapping) or first is None:
-        return None, None
+        return None
     arguments = cast(inputs, first.dtype, first.device)
     try:
         with (
@@ -311,11 +312,11 @@ def _own_loss(model: nn.Module, inputs: Any, labels: Tensor) -> tuple[Tensor | N
             # Labels are not cast: doubles mean several classes.
             output = model(**{**arguments, "labels": labels.to(first.device)})
     except Exception:
-        return None, None
+        return None
     loss = getattr(output, "loss", None)
     logits = getattr(output, "logits", None)
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not isinstance(logits, Tensor):
-        return None, None
+        return None
     is_low = logits.dtype in (torch.float16, torch.bfloat16)
     return loss, logits.float() if is_low else logits  # most models compute the loss in float32
 

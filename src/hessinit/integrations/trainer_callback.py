@@ -60,8 +60,7 @@ class CurvatureTrainerCallback(shared.RunResults, _Callback):  # type: ignore[mi
         choose("task", task, ["auto", *TASKS])
         if problem is not None and (batch is not None or task != "auto"):
             raise ProblemError("the Problem already says batch and loss; pass it alone.")
-        options = shared.RunOptions(initialize, every, max_overhead, path, settings)
-        self._run = shared.TrackedRun(options)
+        self._run = shared.TrackedRun(initialize, every, max_overhead, path, settings)
         self._problem = problem
         self._batch = batch
         self._task = task

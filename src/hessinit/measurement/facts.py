@@ -102,10 +102,11 @@ def note_uncounted(
     count = f"{len(uncounted)} trained parameter{'s' if several else ''}"
     pronoun = "them" if several else "it"
     shown = ", ".join(uncounted[:3]) + (" …" if len(uncounted) > 3 else "")
-    return (
+    note = (
         f"Not counted in the network's ‖H‖: {count} ({shown}); "
-        f'layers="{EVERYTHING}" counts {pronoun}.',
+        f"the pattern '{EVERYTHING}' for layers counts {pronoun}."
     )
+    return (note,)
 
 
 def versions_of(problem: FunctionalProblem) -> dict[str, str]:

@@ -22,9 +22,9 @@ from torch.autograd.graph import GradientEdge
 from hessinit.curvature import derivative_check, krylov, layer_uses
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
+from hessinit.curvature.krylov import ProbeStream
+from hessinit.curvature.lanczos import BatchedMap, SingularValues, largest_singular_values
 from hessinit.curvature.layer_uses import Call, Use, find_layouts, known_calls
-from hessinit.curvature.probes import ProbeStream
-from hessinit.curvature.singular_values import BatchedMap, SingularValues, largest_singular_values
 from hessinit.problem.batches import map_tensors
 from hessinit.problem.checks import check_no_reentrant_checkpoints
 from hessinit.problem.functional import FunctionalProblem

@@ -16,19 +16,30 @@ from torch import nn
 
 from hessinit.curvature import derivative_check, operators, rounding_error, shares
 from hessinit.curvature import progress as progress_of
-from hessinit.curvature.cost import in_gradients, loss_gradient
 from hessinit.curvature.engine import (
     Engine,
     Extremes,
+    LanczosEngine,
     LanczosSettings,
     measure_spectrum,
     with_rounding,
 )
 from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
-from hessinit.curvature.lanczos_engine import LanczosEngine
+from hessinit.curvature.evaluation import (
+    Evaluation,
+    evaluate,
+    in_gradients,
+    loss_gradient,
+    unused_leaves,
+)
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
-from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, check_callable
+from hessinit.errors import (
+    ConvergenceError,
+    ConvergenceWarning,
+    ProblemError,
+    argument,
+    check_callable,
+)
 from hessinit.measurement.diagnostics import diagnose
 from hessinit.measurement.facts import (
     facts_of,
@@ -456,10 +467,11 @@ def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) ->
     names = [*unconverged]
     shown = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
     reason = unconverged[names[0]].reason
-    message = f"{shown} did not reach tolerance={tolerance:g}: {reason}."
+    reached = argument("tolerance", tolerance)
+    failure = ConvergenceError(f"{shown} did not reach ", reached, f": {reason}.")
     if strict:
-        raise ConvergenceError(message)
-    warnings.warn(message, ConvergenceWarning, stacklevel=5)  # past the decorators
+        raise failure
+    warnings.warn(str(failure), ConvergenceWarning, stacklevel=5)  # past the decorators
 
 
 Operator = TypeVar("Operator", bound=operators.WeightOperator)

@@ -11,14 +11,18 @@ from typing import Any
 from torch import nn
 
 from hessinit.curvature import engine_choice, gram
-from hessinit.curvature.cost import gradient_seconds, in_gradients
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.evaluation import Evaluation, evaluate, unused_leaves
+from hessinit.curvature.evaluation import (
+    Evaluation,
+    evaluate,
+    gradient_seconds,
+    in_gradients,
+    unused_leaves,
+)
 from hessinit.curvature.hessian_engine import HessianEngine
-from hessinit.curvature.krylov import MEMORY
-from hessinit.curvature.probes import random_like
+from hessinit.curvature.krylov import MEMORY, random_like
 from hessinit.curvature.progress import expected_products
-from hessinit.errors import ProblemError, choose, list_of
+from hessinit.errors import ProblemError, argument, choose, list_of
 from hessinit.measurement.facts import notes_on, versions_of
 from hessinit.problem.batches import tensors_in
 from hessinit.problem.checks import check_switches, check_tolerance, check_whole
@@ -77,8 +81,10 @@ def check_choices(curvature: str, estimator: str) -> None:
     choose("estimator", estimator, ["auto", "gram", "lanczos"])
     if curvature == "hessian" and estimator == "gram":
         raise ProblemError(
-            "estimator='gram' measures Gauss-Newton curvature only; for curvature='hessian' choose "
-            "'auto' or 'lanczos'."
+            argument("estimator", estimator),
+            " measures Gauss-Newton curvature only; for ",
+            argument("curvature", curvature),
+            " choose 'auto' or 'lanczos'.",
         )
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
-from hessinit.curvature.cost import LossGradient
-from hessinit.curvature.evaluation import Evaluation, weights_in
+from hessinit.curvature.evaluation import Evaluation, LossGradient, weights_in
 from hessinit.measurement.diagnostics import diagnose
 from hessinit.measurement.loss_range import LossOf, deviations_above_constant
 from hessinit.present import words
@@ -81,9 +81,9 @@ def judge_signals(
     output = gradient.output.detach()
     findings += _judge_softmax(problem.loss_of, output, first.batch)
     findings += _judge_shapes(problem.loss_of, output, first.batch)
-    findings += _judge_start(problem.loss_of, output, first.batch, inputs)
-    squares = [float(part.double().square().sum()) for part in gradients.values()]
-    return {"findings": tuple(findings), "gradient_norm": math.sqrt(math.fsum(squares))}
+    findings += _judge_start(problem.loss_of, output, first.batch, first.loss_value, inputs)
+    norms = [float(vector_norm(part, dtype=torch.float64)) for part in gradients.values()]
+    return {"findings": tuple(findings), "gradient_norm": math.hypot(*norms)}
 
 
 def _size_of_inputs(problem: FunctionalProblem) -> float:
@@ -133,9 +133,9 @@ def _judge_gradients(
         yield Finding(
             kind="no gradient",
             layers=tuple(unused),
-            message=f"{_name(unused)} {words.agree(unused, 'gets', 'get')} no gradient: the "
-            f"forward does not use {words.agree(unused, 'it', 'them')}, or detaches the result.",
-            way_out="Use it, freeze it with requires_grad_(False), or leave it out by layers=.",
+            message=f"{_name(unused)} {words.inflect(unused, 'gets', 'get')} no gradient: the "
+            f"forward does not use {words.inflect(unused, 'it', 'them')}, or detaches the result.",
+            way_out="Use it, freeze it with requires_grad_(False), or leave it out of the layers.",
         )
     used = {name: part for name, part in gradients.items() if evaluation.moments[name] is not None}
     blocked = [names[name] for name in _without_gradient(evaluation, used)]
@@ -147,7 +147,7 @@ def _judge_gradients(
         yield Finding(
             kind="no gradient",
             layers=tuple(blocked),
-            message=f"{_name(blocked)} {words.agree(blocked, 'gets', 'get')} no gradient, and none "
+            message=f"{_name(blocked)} {words.inflect(blocked, 'gets', 'get')} no gradient, and none "
             f"after two steps: {reason}.",
             way_out=f"{REDRAW} also sets the biases to 0.",
         )
@@ -309,10 +309,15 @@ def _compares_all_pairs(loss_of: LossOf, output: Tensor, batch: Batch) -> bool:
     return False
 
 
-def _judge_start(loss_of: LossOf, output: Tensor, batch: Batch, inputs: float) -> Iterator[Finding]:
-    loss = float(loss_of(output, batch).detach())
-    zero = float(loss_of(torch.zeros_like(output), batch).detach())
-    if not _may_start_high(loss_of, output, batch, loss, zero):
+def _judge_start(
+    loss_of: LossOf, output: Tensor, batch: Batch, loss: float, inputs: float
+) -> Iterator[Finding]:
+    with torch.enable_grad():
+        start = torch.zeros_like(output, requires_grad=True)
+        at_zero = loss_of(start, batch)
+        (gradient,) = torch.autograd.grad(at_zero, start, materialize_grads=True)
+    zero = float(at_zero.detach())
+    if not _may_start_high(loss_of, batch, loss, zero, gradient):
         return
     deviations = deviations_above_constant(loss_of, output, batch, loss)
     if not SOUNDNESS.most_deviations < deviations < math.inf:
@@ -332,12 +337,12 @@ def _judge_start(loss_of: LossOf, output: Tensor, batch: Batch, inputs: float) -
 
 
 def _may_start_high(
-    loss_of: LossOf, output: Tensor, batch: Batch, loss: float, zero: float
+    loss_of: LossOf, batch: Batch, loss: float, zero: float, gradient: Tensor
 ) -> bool:
-    """A cheap look: above zero outputs by more than a step gains, or all want the same change."""
-    with torch.enable_grad():
-        start = torch.zeros_like(output, requires_grad=True)
-        (gradient,) = torch.autograd.grad(loss_of(start, batch), start, materialize_grads=True)
+    """A cheap look: above zero outputs by more than a step gains, or all want the same change.
+
+    `zero` is the loss of zero outputs, and `gradient` that of the loss there.
+    """
     if not bool(gradient.any()):
         return loss > zero
     mean = gradient.mean(0)

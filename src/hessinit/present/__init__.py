@@ -1,4 +1,4 @@
-"""Results as documents (`describe`), and documents as text, notebook cells, web pages and figures."""
+"""Results as documents (`describe`), and documents as text, notebook cells, pages and figures."""
 
 from __future__ import annotations
 
@@ -62,18 +62,19 @@ def to_page(result: Any) -> str:
 def draw(
     result: Any, which: str | Sequence[str] | None = None, axes: Axes | Sequence[Axes] | None = None
 ) -> list[Axes]:
-    """Draw the charts of these names (None: the first one), on `axes` or on those of a new figure."""
+    """Draw the charts of these names (None: the first one), on `axes` or on a new figure."""
     document = describe(result)
     if which is None and not document.charts:
         raise ValueError(f"a {type(result).__name__} has no chart to draw; print it instead.")
-    names = (
-        [document.charts[0].name] if which is None else [which] if isinstance(which, str) else which
-    )
+    if which is None:
+        which = document.charts[0].name
+    names = [which] if isinstance(which, str) else which
     return presenter("figures").draw_charts([document.chart(name) for name in names], axes)
 
 
 def to_figure(result: Any) -> Figure:
     """Return a new matplotlib figure of the charts that the document puts in a picture."""
     document = describe(result)
-    known = {chart.name for chart in document.charts}
-    return draw(result, [name for name in document.picture if name in known] or None)[0].figure  # type: ignore[return-value]
+    names = {chart.name for chart in document.charts}
+    axes = draw(result, [name for name in document.picture if name in names] or None)
+    return axes[0].figure  # type: ignore[return-value]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hessinit.present import document as doc
 from hessinit.present import words as w
-from hessinit.present.curvature import optimizer_chart, write_rate
+from hessinit.present.curvature import MATRIX_OF_NORM, optimizer_chart, write_rate
 from hessinit.results.advice import Descent, LearningRateAdvice, TriedRates
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, Trial
 
@@ -17,43 +17,37 @@ NOT_LEARNED = "No learning rate: the network did not learn in any trial"
 WAYS_TO_LEARN = (
     "normalization layers, residual connections, another activation, fewer layers or more data"
 )
-MATRICES = {"gauss-newton": "Gauss-Newton", "hessian": "exact Hessian", "both": "exact Hessian"}
 
 
 def describe_advice(advice: LearningRateAdvice) -> doc.Document:
-    doubt = "" if advice.converged else "~"
-    rate = doubt * advice.learns + write_rate(advice.learning_rate)
+    """Return the rate, its stability limit and the warmup, each with the reason."""
+    answer = f"{NOT_LEARNED}."
+    rate = write_rate(advice.learning_rate)
+    if advice.learns:
+        rate = w.mark_doubt(rate, advice.converged)
+        answer = f"learning rate: {rate}"
+    limit = w.mark_doubt(_write_limit(advice.stable_learning_rate), advice.converged)
     warmup = f"{advice.warmup.steps} steps" if advice.warmup.advised else "none"
     rows = [
         ("learning rate", rate, advice.learning_rate_reason),
-        ("stable up to", doubt + _write_limit(advice.stable_learning_rate), advice.stable_reason),
+        ("stable up to", limit, advice.stable_reason),
         ("warmup", warmup, advice.warmup.reason),
     ]
     names, values, reasons = zip(*rows, strict=True)
-    columns = [w.name_column("quantity", names), doc.Column("value", values, 9)]
-    columns.append(w.name_column("reason", reasons, wraps=True))
-    table = doc.Table("Advice on the learning rate.", columns)
-    frozen = f", {advice.frozen:,} of them without gradient" if advice.frozen else ""
-    measured = (
-        f"{advice.optimizer} on {w.join_names(advice.weights)} ({w.count(advice.parameters, 'parameter')}"
-        f"{frozen}); {MATRICES[advice.curvature]} on {w.count(advice.examples, 'example')}; "
-        f"loss {w.format_number(advice.loss)}."
-    )
-    cost = w.tell_time(advice.seconds, advice.gradients)
-    verdict = [measured, *([f"Measured{cost}."] if cost else [])]
-    if not advice.converged:
-        verdict.append(f"Not converged (marked ~): {w.unstopped(advice.norm.reason)}.")
-    told = f"{advice.learning_rate_reason} {advice.stable_reason}"
+    columns = [
+        w.name_column("quantity", names),
+        doc.Column("value", values, 9),
+        w.name_column("reason", reasons, wraps=True),
+    ]
     blocks: list[doc.Block] = [
-        optimizer_chart(advice, told),
-        table,
+        optimizer_chart(advice, f"{advice.learning_rate_reason} {advice.stable_reason}"),
+        doc.Table("Advice on the learning rate.", columns),
         *w.note_paragraphs(advice.notes),
     ]
-    answer = f"learning rate: {rate}" if advice.learns else f"{NOT_LEARNED}."
     return doc.Document(
         title=w.title("Learning rate", advice.versions),
         answer=answer,
-        verdict=verdict,
+        verdict=_tell_basis(advice),
         numbers=[doc.KeyNumber(name.capitalize(), value) for name, value, _ in rows],
         sections=[doc.Section("Advice", blocks, "advice")],
     )
@@ -63,21 +57,40 @@ def _write_limit(rate: float) -> str:
     return "unknown" if math.isnan(rate) else write_rate(rate)
 
 
+def _tell_basis(advice: LearningRateAdvice) -> list[str]:
+    """Return what was measured, its cost, and whether it is to be doubted."""
+    parameters = w.count(advice.parameters, "parameter")
+    frozen = w.text_if(advice.frozen, f", {advice.frozen:,} of them without gradient")
+    data = f"{MATRIX_OF_NORM[advice.curvature]} on {w.count(advice.examples, 'example')}"
+    weights = f"{advice.optimizer} on {w.join_names(advice.weights)} ({parameters}{frozen})"
+    sentences = [f"{weights}; {data}; loss {w.format_number(advice.loss)}."]
+    if cost := w.tell_time(advice.seconds, advice.gradients):
+        sentences.append(f"Measured{cost}.")
+    if not advice.converged:
+        sentences.append(f"Not converged (marked ~): {w.unstopped(advice.norm.reason)}.")
+    return sentences
+
+
 def explain_descent(descent: Descent, norm: float) -> tuple[str, str]:
-    """Return why a rate of gradient descent has the largest guaranteed decrease, and why one is stable."""
-    if not 0 < norm < math.inf:
-        return (FLAT, FLAT) if norm == 0 else (OVERFLOW, OVERFLOW)
-    what = f"‖H + {w.format_number(descent.weight_decay)}‖" if descent.weight_decay else "‖H‖"
-    longer = descent.lasting
+    """Return why a rate of gradient descent is the best guaranteed one, and why one is stable."""
+    if norm == 0:
+        return FLAT, FLAT
+    if not math.isfinite(norm):
+        return OVERFLOW, OVERFLOW
+    curvature = "‖H‖"
+    if descent.weight_decay:
+        curvature = f"‖H + {w.format_number(descent.weight_decay)}‖"
+    lasting = descent.lasting
+    reason = "the step of the largest guaranteed decrease on a quadratic"
+    if lasting != 1:
+        reason = f"momentum makes steps {w.format_times(lasting)} times as long"
     momentum = w.format_number(descent.momentum)
-    why = "the step of the largest guaranteed decrease on a quadratic"
-    if longer != 1:
-        why = f"momentum makes steps {w.format_times(longer)} times as long"
-    below = f"((1 + 2·{momentum})·{what})" if descent.nesterov else what
-    above = f"(2 + 2·{momentum})" if descent.momentum else "2"
+    numerator = f"(2 + 2·{momentum})" if descent.momentum else "2"
+    denominator = f"((1 + 2·{momentum})·{curvature})" if descent.nesterov else curvature
+    best = f"{w.format_number(1 / lasting)}/{curvature}"
     return (
-        f"{w.format_number(1 / longer)}/{what} with {what} = {w.format_number(norm)}: {why}.",
-        f"{above}/{below}: above it the steps grow on a quadratic of this curvature.",
+        f"{best} with {curvature} = {w.format_number(norm)}: {reason}.",
+        f"{numerator}/{denominator}: above it the steps grow on a quadratic of this curvature.",
     )
 
 
@@ -91,33 +104,33 @@ def explain_adaptive(
     if weight_decay:
         value = f"({value} + {w.format_number(weight_decay)})"
     why_best = (
-        f"1/{value}, the norm of P^-½ H P^-½ with P the size of mini-batch gradients: the step of the "
-        "largest guaranteed decrease on a quadratic, in the norm of this preconditioner."
+        f"1/{value}, the norm of P^-½ H P^-½ with P the size of mini-batch gradients: the step of "
+        "the largest guaranteed decrease on a quadratic, in the norm of this preconditioner."
     )
     why_stable = "Above it the steps grow on a quadratic of this curvature, with P fixed."
     return FLAT if best == math.inf else why_best, FLAT if stable == math.inf else why_stable
 
 
-def explain_unknown(why: str) -> str:
+def explain_unknown(refusal: str) -> str:
     """Return why there is no stability limit: the curvature was refused."""
-    return f"Not known, as there is no curvature: {why}"
+    return f"Not known, as there is no curvature: {refusal}"
 
 
 def explain_trials(tried: TriedRates) -> str:
     """Return how the trials led to the rate, or how they ended where none learned."""
     trials = tried.trials
     low, high = (w.format_number(end(trial.lr for trial in trials)) for end in (min, max))
-    made = (
+    held = (
         f"{w.count(len(trials), 'trial')} of {_steps(trials)} steps at rates from {low} to {high}"
     )
     if math.isnan(tried.rate):
-        ways = f"{WAYS_TO_LEARN}; other weights: `hessinit initialize --lr auto`"
-        return f"In {made} {_tell_failures(trials)}. What may help: {ways}."
-    times = w.format_number(tried.rate / tried.favoured, 2)
-    end = ", the last of them" if tried.stopped_at_end else ""
+        ways_out = f"{WAYS_TO_LEARN}; other weights: `hessinit initialize --lr auto`"
+        return f"In {held} {_tell_failures(trials)}. What may help: {ways_out}."
+    end = w.text_if(tried.stopped_at_end, ", the last of them")
     return (
-        f"{times} times {w.format_number(tried.favoured)}, near which the loss fell lowest in {made}{end}: "
-        "short trials survive rates at which a training fails."
+        f"{w.format_number(tried.rate / tried.favoured, 2)} times "
+        f"{w.format_number(tried.favoured)}, near which the loss fell lowest in {held}{end}: short "
+        "trials survive rates at which a training fails."
     )
 
 
@@ -126,42 +139,41 @@ def explain_limit(reason: str, limit: float, trials: Sequence[Trial]) -> str:
     diverged = [trial.lr for trial in trials if trial.outcome == DIVERGED and trial.lr <= limit]
     if not diverged:
         return reason
-    return f"{reason} A network is not a quadratic: the trial at {w.format_number(min(diverged))} diverged."
+    lowest = w.format_number(min(diverged))
+    return f"{reason} A network is not a quadratic: the trial at {lowest} diverged."
 
 
 def describe_trial(trial: Trial, lr: float | None, where: str = "on this batch") -> str:
-    """Return what became of the loss in a short training, as a sentence."""
+    """Return how the loss of a short training ended, as a sentence."""
     margin = "" if lr in (None, trial.lr) else f", {trial.lr / lr:.3g} times yours"
-    steps = (
+    training = (
         f"{w.count(trial.steps, 'trial step')} {where} at lr {w.format_number(trial.lr)}{margin}"
     )
+    if not trial.survived:
+        return f"{training}: {w.unstopped(trial.reason)}."
     first, last = (w.format_number(loss) for loss in (trial.losses[0], trial.losses[-1]))
-    change = "fell" if trial.losses[-1] < trial.losses[0] else "rose"
-    told = (
-        f"the loss {change} from {first} to {last}"
-        if first != last
-        else f"the loss stayed at {first}"
-    )
-    if trial.outcome == DID_NOT_LEARN:
-        told += ", not below that of a constant output"
-    return f"{steps}: {told if trial.survived else w.unstopped(trial.reason)}."
+    course = f"stayed at {first}"
+    if first != last:
+        verb = "fell" if trial.losses[-1] < trial.losses[0] else "rose"
+        course = f"{verb} from {first} to {last}"
+    chance = w.text_if(trial.outcome == DID_NOT_LEARN, ", not below that of a constant output")
+    return f"{training}: the loss {course}{chance}."
 
 
 def _steps(trials: Sequence[Trial]) -> str:
-    fewest = min(trial.steps for trial in trials)
-    most = max(trial.steps for trial in trials)
-    return f"{most}" if fewest == most else f"up to {most}"
+    steps = {trial.steps for trial in trials}
+    return f"{w.text_if(len(steps) > 1, 'up to ')}{max(steps)}"
 
 
 def _tell_failures(trials: Sequence[Trial]) -> str:
-    lost = sum(not trial.survived for trial in trials)
-    if lost == len(trials):
-        return "the loss diverged every time"
     falls = [trial.losses[0] - trial.score for trial in trials if trial.survived]
+    if not falls:
+        return "the loss diverged every time"
     best = max(falls)
-    told = f"fell by {w.format_number(best)} at most" if best > 0 else "never fell"
-    ending = f", and diverged in {lost}" if lost else ""
-    return f"the loss {told}, not below that of a constant output{ending}"
+    fall = f"fell by {w.format_number(best)} at most" if best > 0 else "never fell"
+    diverged = len(trials) - len(falls)
+    ending = w.text_if(diverged, f", and diverged in {diverged}")
+    return f"the loss {fall}, not below that of a constant output{ending}"
 
 
 def explain_no_warmup(lr: float | None, best: float) -> str:
@@ -176,22 +188,22 @@ def explain_no_warmup(lr: float | None, best: float) -> str:
 
 def explain_tried_warmup(advised: bool, steps: int, without: Trial, warmed: Trial) -> str:
     """Return how two short trainings ended, one of them with a warmup."""
-    ends = [
-        f"ended at {w.format_number(trial.score)}" if trial.survived else "diverged"
-        for trial in (warmed, without)
-    ]
     verdict = "it helps" if advised else "it does not help"
     if not (warmed.survived or without.survived):
         verdict = "lower the learning rate"
     return (
-        f"At lr = {w.format_number(without.lr)} a trial of {len(warmed.losses)} steps with {steps} of warmup "
-        f"{ends[0]}, one without {ends[1]}: {verdict}."
+        f"At lr = {w.format_number(without.lr)} a trial of {len(warmed.losses)} steps with {steps} "
+        f"of warmup {_tell_end(warmed)}, one without {_tell_end(without)}: {verdict}."
     )
 
 
+def _tell_end(trial: Trial) -> str:
+    return f"ended at {w.format_number(trial.score)}" if trial.survived else "diverged"
+
+
 def flat_initialization(norm: float) -> str:
-    """Return what to know about an initialization that is flatter than the network will be in training."""
+    """Return the warning that the initialization is flatter than the network will soon be."""
     return (
-        f"The initialization is flat (‖H‖ = {w.format_number(norm)}): the curvature usually grows within a "
-        "few steps, and the stable learning rate falls with it."
+        f"The initialization is flat (‖H‖ = {w.format_number(norm)}): the curvature usually grows "
+        "within a few steps, and the stable learning rate falls with it."
     )

@@ -22,11 +22,20 @@ from hessinit.results.curvature_report import (
     OptimizerRates,
 )
 
-MATRIX_NAMES = {"gauss-newton": "Gauss-Newton", "hessian": "Exact Hessian"}
-MATRIX_NAMES["both"] = "Exact Hessian and Gauss-Newton"
+MATRIX_NAMES = {
+    "gauss-newton": "Gauss-Newton",
+    "hessian": "Exact Hessian",
+    "both": "Exact Hessian and Gauss-Newton",
+}
+# Of the norm that is shown first; "both" adds Gauss-Newton's beside it.
+MATRIX_OF_NORM = {
+    "gauss-newton": "Gauss-Newton",
+    "hessian": "exact Hessian",
+    "both": "exact Hessian",
+}
 SOUND = (
-    "Sound: every layer gets a gradient, the examples stay apart through the depth, and the loss is not far "
-    "above that of the best constant output."
+    "Sound: every layer gets a gradient, the examples stay apart through the depth, and the loss "
+    "is not far above that of the best constant output."
 )
 SOUND_BY_TRIAL = (
     "Sound: a trial on this batch learned, in spite of what a note says of the initial weights."
@@ -36,50 +45,57 @@ SOUND_BY_TRIAL = (
 MOST_TIMES_SHARPER = 1000.0
 ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos"}
 MORE_CHARTS = (
-    "measure(…, top=10) or density=True adds 'spectrum:NAME', jacobians=True 'jacobians' and 'bounds', "
-    "diagnostics=True 'activations'."
+    "measure(…, top=10) or density=True adds 'spectrum:NAME', jacobians=True 'jacobians' and "
+    "'bounds', diagnostics=True 'activations'."
 )
 
 
 def describe_report(report: CurvatureReport) -> doc.Document:
-    """Return the norms by layer, the learning rates they allow, what else was measured, and its cost."""
+    """Return norms and learning rates, the details that were measured, and the cost."""
     details = detail_sections(report)
-    spectra = spectrum_charts(report)
     shown = [chart for section in details for chart in section.blocks]
-    table = doc.Table("Curvature of every layer and of the network", _columns(report), fixed=1)
-    layers: list[doc.Block] = [norms_chart(report), table] if report.layers else [table]
-    settings = ("curvature", "examples", "batches", "loss", "engine", "tolerance", "seed")
-    pairs = w.write_pairs({name: getattr(report, name) for name in settings} | report.versions)
-    cost = doc.Paragraph(describe_cost(report), "small")
-    facts = doc.Facts("Settings and versions", pairs)
-    measured: list[doc.Block] = [cost, *w.note_paragraphs(report.notes), facts]
+    charts = [norms_chart(report)] if report.layers else []
+    table = doc.Table(
+        "Curvature of every layer and of the network", _layer_columns(report), fixed=1
+    )
+    pairs = [
+        *w.write_fields(
+            report, ("curvature", "examples", "batches", "loss", "engine", "tolerance", "seed")
+        ),
+        *w.write_pairs(report.versions),
+    ]
+    measured: list[doc.Block] = [
+        doc.Paragraph(describe_cost(report), "small"),
+        *w.note_paragraphs(report.notes),
+        doc.Facts("Settings and versions", pairs),
+    ]
     return doc.Document(
         title=w.title("Curvature report", report.versions),
         tone=_tone(report),
         numbers=_key_numbers(report),
         verdict=[*_judge(report), conclude(report), *conclude_details(report)],
         sections=[
-            doc.Section("Curvature by layer", layers, "layers"),
+            doc.Section("Curvature by layer", [*charts, table], "layers"),
             rate_section(report),
             *details,
             doc.Section("Measurement", measured, "measured"),
         ],
-        more_charts=[chart for chart in spectra if chart not in shown],
+        more_charts=[chart for chart in spectrum_charts(report) if chart not in shown],
         further=MORE_CHARTS,
     )
 
 
 def _key_numbers(report: CurvatureReport) -> list[doc.KeyNumber]:
     norm = w.format_number(report.network.norm)
-    note = "" if report.network.converged else "not converged"
+    note = w.text_if(not report.network.converged, "not converged")
     if not report.network_measured:
         norm = f"≥ {norm}"
         note = "not measured: bounded by the layers"
     numbers = [doc.KeyNumber("‖H‖ of the network", norm, note)]
     if len(report) > 1:
-        norm = w.format_number(report.sharpest.norm)
-        name = w.shorten(report.sharpest.name)
-        numbers.append(doc.KeyNumber("Sharpest layer", norm, name))
+        sharpest = report.sharpest
+        norm = w.format_number(sharpest.norm)
+        numbers.append(doc.KeyNumber("Sharpest layer", norm, w.shorten(sharpest.name)))
     rates = report.rates
     if rates is not None:
         limit = w.format_number(rates.stable_learning_rate, 2)
@@ -100,53 +116,64 @@ def write_rate(rate: float, digits: int = 3) -> str:
 
 
 def _tone(report: CurvatureReport) -> str:
-    if report.findings or not all(
-        math.isfinite(row.norm) for row in (*report.layers, report.network)
-    ):
+    rows = (*report.layers, report.network)
+    if report.findings or not all(math.isfinite(row.norm) for row in rows):
         return "bad"
-    return "plain" if report.findings is None else "good" if report.converged else "fair"
+    if report.findings is None:
+        return "plain"
+    return "good" if report.converged else "fair"
 
 
-def _columns(report: CurvatureReport) -> list[doc.Column]:
+def _layer_columns(report: CurvatureReport) -> list[doc.Column]:
     rows = (*report.layers, report.network)
 
-    def texts(write: Callable[[LayerCurvature], str]) -> list[str]:
+    def texts(write: Callable[[LayerCurvature], str], bound: str = "") -> list[str]:
         # A bound has but its number: the norm may be larger than a bound that is ok.
-        return [write(row) for row in rows[:-1]] + [
-            write(rows[-1]) if report.network_measured else ""
-        ]
+        cells = [write(row) for row in report.layers]
+        return [*cells, write(report.network) if report.network_measured else bound]
 
-    shapes = [*(str(row.shape) for row in report), f"{report.network.parameters:,}"]
-    norms = texts(lambda row: w.format_estimate(row.estimate))
-    norms[-1] = norms[-1] or f"≥ {w.format_number(report.network.norm)}"
+    norms = texts(
+        lambda row: w.format_estimate(row.estimate), f"≥ {w.format_number(report.network.norm)}"
+    )
     columns = [
         w.name_column("layer", w.name_rows(rows)),
         doc.Column(
-            "weight", shapes, 4, is_number=False, keys=[float(row.parameters) for row in rows]
+            "weight",
+            [*(str(row.shape) for row in report), f"{report.network.parameters:,}"],
+            4,
+            is_number=False,
+            keys=[float(row.parameters) for row in rows],
         ),
         doc.Column("‖H‖", norms, 9, keys=[row.norm for row in rows]),
     ]
     if any(row.indefinite for row in rows):
         ends = texts(lambda row: f"{w.format_estimate(row.bottom)} … {w.format_estimate(row.top)}")
         columns.append(doc.Column("λmin … λmax", ends, 6))
-    further = [
+    kinds = {
+        row.name: [finding.kind for finding in report.findings or () if row.name in finding.layers]
+        for row in rows
+    }
+    findings = texts(lambda row: ", ".join(kinds[row.name]))
+    return [
+        *columns,
         doc.Column("gap", texts(_write_gap), 7),
         doc.Column("per batch", texts(_write_spread), 5),
         doc.Column("trace", texts(lambda row: w.format_estimate(row.trace)), 3),
         doc.Column("‖H‖F", texts(lambda row: w.format_estimate(row.frobenius)), 2),
+        doc.Column(
+            "finding",
+            findings,
+            8,
+            is_number=False,
+            marks=[w.text_if(finding, "no") for finding in findings],
+        ),
     ]
-    kinds = texts(
-        lambda row: ", ".join(one.kind for one in report.findings or () if row.name in one.layers)
-    )
-    marks = ["no" if one else "" for one in kinds]
-    further.append(doc.Column("finding", kinds, 8, is_number=False, marks=marks))
-    return [*columns, *(column for column in further if any(column.cells))]
 
 
 def _write_gap(row: LayerCurvature) -> str:
     if row.gap is None or row.approximation is None:
         return ""
-    return ("" if row.converged and row.approximation.converged else "~") + w.format_ratio(row.gap)
+    return w.mark_doubt(w.format_ratio(row.gap), row.converged and row.approximation.converged)
 
 
 def _write_spread(row: LayerCurvature) -> str:
@@ -158,26 +185,28 @@ def _write_spread(row: LayerCurvature) -> str:
 def norms_chart(report: CurvatureReport) -> doc.LineChart:
     """Return the norms over depth, with the network's norm as a line."""
     low, high = zip(*map(_error_bar, report), strict=True)
-    name = "Gauss-Newton" if report.curvature == "gauss-newton" else "exact Hessian"
-    norms = [layer.norm for layer in report]
-    details = [describe_layer(layer) for layer in report]
-    series = [doc.Series(name, norms, low=low, high=high, details=details)]
-    approximations = [
-        None if row.approximation is None else abs(row.approximation.value) for row in report
+    approximations = w.map_known(
+        [row.approximation for row in report], lambda norm: abs(norm.value), None
+    )
+    series = [
+        doc.Series(
+            MATRIX_OF_NORM[report.curvature],
+            [layer.norm for layer in report],
+            low=low,
+            high=high,
+            details=[describe_layer(layer) for layer in report],
+        ),
+        # Without a number in it, the chart leaves this curve out.
+        doc.Series("Gauss-Newton", approximations, color="vermilion", hollow=True),
     ]
-    if any(value is not None for value in approximations):
-        series.append(doc.Series("Gauss-Newton", approximations, color="vermilion", hollow=True))
-    network = ("" if report.network_measured else "at least ") + w.format_number(
-        report.network.norm
-    )
-    description = (
-        f"{MATRIX_NAMES[report.curvature]} norm ‖H‖ of {w.count(len(report), 'layer')} on a logarithmic "
-        f"axis; the network's is {network}. {conclude(report)} The table below has every number."
-    )
+    bound = w.text_if(not report.network_measured, "at least ")
+    network = f"{bound}{w.format_number(report.network.norm)}"
     return layer_chart(
         "norms",
         "Curvature ‖H‖ of each layer",
-        description,
+        f"{MATRIX_NAMES[report.curvature]} norm ‖H‖ of {w.count(len(report), 'layer')} on a "
+        f"logarithmic axis; the network's is {network}. {conclude(report)} The table below has "
+        "every number.",
         series,
         report.names,
         rules=[doc.ReferenceLine(report.network.norm, f"network {network}")],
@@ -190,15 +219,16 @@ def _error_bar(layer: LayerCurvature) -> tuple[float | None, float | None]:
         return min(layer.spread.norms), max(layer.spread.norms)
     low = layer.norm - layer.error
     high = layer.norm + layer.error
-    is_visible = math.isfinite(high) and high > 1.05 * low
-    return (max(low, high * 1e-3), high) if is_visible else (None, None)
+    if not math.isfinite(high) or high <= 1.05 * low:
+        return None, None
+    return max(low, high * 1e-3), high
 
 
 def describe_layer(layer: LayerCurvature) -> str:
-    pieces = [str(layer.shape)]
-    if layer.error > 0.005 * abs(layer.norm):
-        pieces.append(f"± {w.format_number(layer.error, 2)}")
-    return ", ".join(pieces if layer.converged else [*pieces, "not converged"])
+    """Return the shape of a layer's weight, and how far to trust its norm."""
+    is_visible = layer.error > 0.005 * abs(layer.norm)
+    error = w.text_if(is_visible, f", ± {w.format_number(layer.error, 2)}")
+    return f"{layer.shape}{error}{w.text_if(not layer.converged, ', not converged')}"
 
 
 def has_rates(report: CurvatureReport) -> bool:
@@ -207,37 +237,48 @@ def has_rates(report: CurvatureReport) -> bool:
 
 
 def rate_section(report: CurvatureReport, marks: Sequence[doc.ReferenceLine] = ()) -> doc.Section:
-    """Return the section of the learning rates: of the optimizer that was named, or of gradient descent."""
+    """Return the learning rates of the optimizer that was named, or of gradient descent."""
+    return doc.Section("Learning rate", [_rate_block(report, marks)], "rate")
+
+
+def _rate_block(report: CurvatureReport, marks: Sequence[doc.ReferenceLine]) -> doc.Block:
+    limit = _limit_rate(report)
     if report.rates is not None:
-        return doc.Section(
-            "Learning rate", [optimizer_chart(report.rates, _limit_rate(report))], "rate"
+        return optimizer_chart(report.rates, limit)
+    norm = report.network.norm
+    if has_rates(report):
+        caption = "Learning rates of plain gradient descent with these weights"
+        labels = [f"{mark.label}: {w.format_number(mark.value)}." for mark in marks]
+        return doc.RateLine(
+            "rates",
+            caption,
+            " ".join([limit, *labels]),
+            report.learning_rate,
+            report.stable_learning_rate,
+            marks,
         )
-    if not has_rates(report):
-        text = f"‖H‖ of the network is {w.format_number(report.network.norm)}, which sets no learning rate."
-        if not report.network_measured and 0 < report.network.norm < math.inf:
-            text = _bound_rates(report)
-        return doc.Section("Learning rate", [doc.Paragraph(text, page_only=True)], "rate")
-    caption = "Learning rates of plain gradient descent with these weights"
-    told = " ".join(
-        (_limit_rate(report), *(f"{one.label}: {w.format_number(one.value)}." for one in marks))
-    )
-    best = report.learning_rate
-    limit = report.stable_learning_rate
-    return doc.Section(
-        "Learning rate", [doc.RateLine("rates", caption, told, best, limit, marks)], "rate"
+    if 0 < norm < math.inf:
+        return doc.Paragraph(_bound_rates(report), page_only=True)
+    return doc.Paragraph(
+        f"‖H‖ of the network is {w.format_number(norm)}, which sets no learning rate.",
+        page_only=True,
     )
 
 
-def optimizer_chart(rates: OptimizerRates | LearningRateAdvice, told: str) -> doc.RateLine:
+def mark_rate(lr: float | None) -> list[doc.ReferenceLine]:
+    """Return the mark of the user's own learning rate, where there is one."""
+    return [] if lr is None else [doc.ReferenceLine(lr, "your rate", "blue")]
+
+
+def optimizer_chart(rates: OptimizerRates | LearningRateAdvice, description: str) -> doc.RateLine:
     """Return the line of an optimizer's learning rates, with the user's own."""
-    marks = [] if rates.lr is None else [doc.ReferenceLine(rates.lr, "your rate", "blue")]
     return doc.RateLine(
         "rates",
         f"Learning rates of {rates.optimizer} with these weights",
-        told,
+        description,
         rates.learning_rate,
         rates.stable_learning_rate,
-        marks,
+        mark_rate(rates.lr),
         "advised",
         "stability limit",
     )
@@ -245,58 +286,62 @@ def optimizer_chart(rates: OptimizerRates | LearningRateAdvice, told: str) -> do
 
 def describe_cost(report: CurvatureReport) -> str:
     """Return what was measured, by which engine and why, and the time it took."""
-    engine = ENGINE_NAMES.get(report.engine, report.engine)
-    why = f": {w.unstopped(report.engine_reason)}" if report.engine_reason else ""
     return (
-        f"{w.count(len(report), 'layer')}{w.tell_time(report.seconds, report.gradients)} by the {engine} "
-        f"engine{why}. {MATRIX_NAMES[report.curvature]} on {w.count(report.examples, 'example')}"
-        f"{w.tell_batches(report.batches)}; loss {w.format_number(report.loss)}."
+        f"{w.count(len(report), 'layer')}{w.tell_time(report.seconds, report.gradients)} by the "
+        f"{ENGINE_NAMES.get(report.engine, report.engine)} "
+        f"engine{w.text_if(report.engine_reason, f': {w.unstopped(report.engine_reason)}')}. "
+        f"{_tell_data(report)}; loss {w.format_number(report.loss)}."
     )
+
+
+def _tell_data(measured: CurvatureReport | MeasurementPlan) -> str:
+    """Return which matrix is measured on which examples."""
+    batches = w.tell_batches(measured.batches)
+    return f"{MATRIX_NAMES[measured.curvature]} on {w.count(measured.examples, 'example')}{batches}"
 
 
 def describe_expected(plan: MeasurementPlan) -> doc.Document:
     """Return what a measurement is expected to cost, and what that is a guess from."""
-    engine = ENGINE_NAMES.get(plan.engine, plan.engine)
-    # Beside a tiny model everything is large.
-    step = f", {w.format_times(plan.training_steps)} times that of a training step" * (
-        plan.memory > 2**24
-    )
+    steps = f", {w.format_times(plan.training_steps)} times that of a training step"
+    step = w.text_if(plan.memory > 2**24, steps)  # beside a tiny model everything is large
     expected = (
-        f"About {w.format_number(plan.gradients, 2)} gradients, or {w.format_number(plan.seconds, 2)} s, and "
-        f"{w.format_bytes(plan.memory)} of memory{step}. By the {engine} engine: "
+        f"About {w.format_number(plan.gradients, 2)} gradients, or "
+        f"{w.format_number(plan.seconds, 2)} s, and {w.format_bytes(plan.memory)} of memory{step}. "
+        f"By the {ENGINE_NAMES.get(plan.engine, plan.engine)} engine: "
         f"{w.unstopped(plan.engine_reason)}."
     )
-    what = (
+    basis = (
         f"{w.count(plan.layers, 'layer')} with {w.count(plan.parameters, 'parameter')}; "
-        f"{MATRIX_NAMES[plan.curvature]} on {w.count(plan.examples, 'example')}{w.tell_batches(plan.batches)}"
-        f", tolerance {plan.tolerance:g}. One gradient took {w.format_number(plan.gradient_seconds, 2)} s. "
-        "Nothing was measured; the measurement may take a third or three times as much."
+        f"{_tell_data(plan)}, tolerance {plan.tolerance:g}. One gradient took "
+        f"{w.format_number(plan.gradient_seconds, 2)} s. Nothing was measured; the measurement "
+        "may take a third or three times as much."
     )
-    facts = doc.Facts("Versions", w.write_pairs(plan.versions))
-    section = doc.Section("Expected cost", [*w.note_paragraphs(plan.notes), facts], "cost")
-    title = w.title("Plan of a measurement", plan.versions)
-    return doc.Document(title=title, verdict=[expected, what], sections=[section])
+    section = doc.Section(
+        "Expected cost",
+        [*w.note_paragraphs(plan.notes), doc.Facts("Versions", w.write_pairs(plan.versions))],
+        "cost",
+    )
+    return doc.Document(
+        title=w.title("Plan of a measurement", plan.versions),
+        verdict=[expected, basis],
+        sections=[section],
+    )
 
 
 def conclude(report: CurvatureReport, optimizer: str = "") -> str:
-    """Return how the layers compare, which learning rates that allows, and which numbers to doubt.
+    """Return how the layers compare, which rates that allows, and which numbers to doubt.
 
-    Only those of plain gradient descent are known: others are left out if `optimizer` is another
-    one.
+    The rates are those of plain gradient descent; for another `optimizer` they are left out.
     """
-    limit = [_limit_rate(report)] if optimizer in ("", "sgd") else []
+    sentences = [_compare_layers(report.layers), *_name_extremes(report.layers)]
+    if optimizer in ("", "sgd"):
+        sentences.append(_limit_rate(report))
     if not optimizer and report.rates is None and has_rates(report):
-        limit.append(
+        sentences.append(
             "A network is not a quadratic: advise tries rates, also for momentum and Adam."
         )
-    sentences = (
-        *_compare_layers(report.layers),
-        *_name_extremes(report.layers),
-        *limit,
-        *_compare_matrices(report.layers, report.network.gap if report.network_measured else None),
-        *_name_unconverged(report),
-    )
-    return " ".join(sentences)
+    sentences += [_compare_matrices(report), _name_unconverged(report)]
+    return " ".join(filter(None, sentences))
 
 
 def _judge(report: CurvatureReport) -> list[str]:
@@ -308,43 +353,47 @@ def _judge(report: CurvatureReport) -> list[str]:
     return [SOUND_BY_TRIAL if is_overruled else SOUND]
 
 
-def _compare_layers(layers: Sequence[LayerCurvature]) -> Iterator[str]:
-    curved = sorted((row for row in layers if 0 < row.norm < math.inf), key=lambda row: row.norm)
+def _compare_layers(layers: Sequence[LayerCurvature]) -> str:
     if not layers:
-        yield "No layer was measured."
-    elif len(layers) == 1:
-        yield f"{w.call_layer(layers[0].name)} has ‖H‖ = {w.format_number(layers[0].norm)}."
-    elif len(curved) > 1 and curved[-1].norm / curved[0].norm < 1.5:
-        which = "The" if len(curved) == len(layers) else f"{len(curved)} of"
-        yield f"{which} {len(layers)} layers are about equally sharp."
-    elif len(curved) > 1 and curved[-1].norm / curved[0].norm > MOST_TIMES_SHARPER:
-        norm = w.format_number(curved[-1].norm)
-        yield f"{w.call_layer(curved[-1].name)} is the sharpest layer, with ‖H‖ = {norm}."
-    elif len(curved) > 1:
-        times = w.format_times(curved[-1].norm / curved[0].norm)
-        yield f"{w.call_layer(curved[-1].name)} is {times} times sharper than {w.call_layer(curved[0].name)}."
+        return "No layer was measured."
+    if len(layers) == 1:
+        return f"{w.call_layer(layers[0].name)} has ‖H‖ = {w.format_number(layers[0].norm)}."
+    curved = sorted((row for row in layers if 0 < row.norm < math.inf), key=lambda row: row.norm)
+    if len(curved) < 2:
+        return ""
+    ratio = curved[-1].norm / curved[0].norm
+    sharpest = w.call_layer(curved[-1].name)
+    if ratio < 1.5:
+        subject = "The" if len(curved) == len(layers) else f"{len(curved)} of"
+        return f"{subject} {len(layers)} layers are about equally sharp."
+    if ratio > MOST_TIMES_SHARPER:
+        return f"{sharpest} is the sharpest layer, with ‖H‖ = {w.format_number(curved[-1].norm)}."
+    return (
+        f"{sharpest} is {w.format_times(ratio)} times sharper than {w.call_layer(curved[0].name)}."
+    )
 
 
 def _name_extremes(layers: Sequence[LayerCurvature]) -> Iterator[str]:
-    overflow = "is not finite: the numbers overflow. Initialize with smaller weights, or measure in float64"
-    cases: list[tuple[str, Callable[[float], bool]]] = [
-        (overflow, lambda norm: not math.isfinite(norm)),
-        ("is 0: the loss has no curvature there", lambda norm: norm == 0),
-    ]
-    for said, is_meant in cases:
-        if found := [w.call_layer(row.name) for row in layers if is_meant(row.norm)]:
-            yield f"‖H‖ of {w.join_names(found)} {said}."
+    if infinite := [w.call_layer(row.name) for row in layers if not math.isfinite(row.norm)]:
+        yield (
+            f"‖H‖ of {w.join_names(infinite)} is not finite: the numbers overflow. Initialize with "
+            "smaller weights, or measure in float64."
+        )
+    if flat := [w.call_layer(row.name) for row in layers if row.norm == 0]:
+        yield f"‖H‖ of {w.join_names(flat)} is 0: the loss has no curvature there."
 
 
 def _limit_rate(report: CurvatureReport) -> str:
     network = report.network
     rates = report.rates
     if rates is not None:
-        doubt = "" if rates.converged else "~"
-        best = doubt + write_rate(rates.learning_rate, 2)
-        limit = doubt + w.format_number(rates.stable_learning_rate, 2)
         name = rates.optimizer.partition("(betas")[0]
-        return f"For {name}: learning rate {best}; on a quadratic, unstable above {limit} (advise tells more)."
+        best = w.mark_doubt(write_rate(rates.learning_rate, 2), rates.converged)
+        limit = w.mark_doubt(w.format_number(rates.stable_learning_rate, 2), rates.converged)
+        return (
+            f"For {name}: learning rate {best}; on a quadratic, unstable above {limit} (advise "
+            "tells more)."
+        )
     is_bound = not report.network_measured and network.error > 0
     if network.norm == 0 and not is_bound:
         return "The network has no curvature, so it sets no limit to the learning rate."
@@ -357,12 +406,15 @@ def _limit_rate(report: CurvatureReport) -> str:
         # Along a direction of negative curvature no step is too long; 2/‖H‖ only ends the
         # guarantee.
         return (
-            f"The most negative eigenvalue (λ = {w.format_number(network.bottom_eigenvalue)}) is the largest "
-            f"in size: on a quadratic, a gradient step is guaranteed to lower the loss up to lr = 2/‖H‖ = "
-            f"{limit}."
+            f"The most negative eigenvalue (λ = {w.format_number(network.bottom_eigenvalue)}) is "
+            "the largest in size: on a quadratic, a gradient step is guaranteed to lower the loss "
+            f"up to lr = 2/‖H‖ = {limit}."
         )
     # Further parameters make ‖H‖ no smaller: the limit also holds with those that are not measured.
-    return f"On a quadratic of this curvature, plain gradient descent diverges above lr = 2/‖H‖ = {limit}."
+    return (
+        "On a quadratic of this curvature, plain gradient descent diverges above "
+        f"lr = 2/‖H‖ = {limit}."
+    )
 
 
 def _bound_rates(report: CurvatureReport) -> str:
@@ -373,44 +425,50 @@ def _bound_rates(report: CurvatureReport) -> str:
     if math.isfinite(network.error) and all(row.converged for row in report.layers):
         most = network.norm + network.error
         return (
-            f"The network was not measured (network=False). The layers bound its ‖H‖ between {least} and "
-            f"{w.format_number(most)}, so on a quadratic gradient descent is stable below lr = "
-            f"{w.format_number(2 / most, 2)} and diverges above {highest}."
+            "The network was not measured (network=False). The layers bound its ‖H‖ between "
+            f"{least} and {w.format_number(most)}, so on a quadratic gradient descent is stable "
+            f"below lr = {w.format_number(2 / most, 2)} and diverges above {highest}."
         )
+    limit = w.text_if(network.norm > 0, f", so 2/‖H‖ is at most {highest}")
     return (
-        f"The network was not measured (network=False): its ‖H‖ is at least {least}"
-        + f", so 2/‖H‖ is at most {highest}" * (network.norm > 0)
-        + ". Measure the network to know this limit."
+        f"The network was not measured (network=False): its ‖H‖ is at least {least}{limit}. "
+        "Measure the network to know this limit."
     )
 
 
-def _compare_matrices(layers: Sequence[LayerCurvature], whole: float | None) -> Iterator[str]:
-    gaps = [(row.gap, row.name) for row in layers if row.gap is not None and 0 < row.gap < math.inf]
+def _compare_matrices(report: CurvatureReport) -> str:
+    gaps = [(row.gap, row.name) for row in report if row.gap is not None and 0 < row.gap < math.inf]
     if not gaps:
-        return
+        return ""
     gap, name = max(gaps, key=lambda pair: abs(math.log(pair[0])))
     if abs(gap - 1) >= 0.01:
         times = w.format_ratio(gap)
-        yield f"{w.call_layer(name)}'s exact Hessian is {times} times its Gauss-Newton approximation."
-        return
+        return (
+            f"{w.call_layer(name)}'s exact Hessian is {times} times its Gauss-Newton approximation."
+        )
     agreed = "The exact Hessian and Gauss-Newton agree within 1 % on every layer"
-    if whole is None or not 0 < whole < math.inf or abs(whole - 1) < 0.01:
-        yield f"{agreed}."
-    else:  # layer by layer a ReLU network has no gap; all of it is between the layers
-        yield f"{agreed}; for the whole network the exact one is {w.format_ratio(whole)} times as large."
+    gap_of_all = report.network.gap if report.network_measured else None
+    if gap_of_all is None or not 0 < gap_of_all < math.inf or abs(gap_of_all - 1) < 0.01:
+        return f"{agreed}."
+    # Layer by layer a ReLU network has no gap; all of it is between the layers.
+    times = w.format_ratio(gap_of_all)
+    return f"{agreed}; for the whole network the exact one is {times} times as large."
 
 
-def _name_unconverged(report: CurvatureReport) -> Iterator[str]:
+def _name_unconverged(report: CurvatureReport) -> str:
     rows = (*report.layers, report.network) if report.network_measured else report.layers
     has_ends = any(row.indefinite for row in (*report.layers, report.network))
     doubts: dict[str, str] = {}
     for row in rows:
         ends = [row.top, row.bottom] if has_ends else []
         shown = (row.estimate, row.approximation, row.trace, row.frobenius, *ends)
-        if reasons := [
-            w.unstopped(one.reason) for one in shown if one is not None and not one.converged
-        ]:
-            doubts["the network" if row is report.network else w.call_layer(row.name)] = reasons[0]
-    if doubts:
-        reason = next(iter(doubts.values()))
-        yield f"Not converged (marked ~): {w.join_names(list(doubts))}{f'; {reason}' if reason else ''}."
+        reasons = [value.reason for value in shown if value is not None and not value.converged]
+        if reasons:
+            name = "the network" if row is report.network else w.call_layer(row.name)
+            doubts[name] = w.unstopped(reasons[0])
+    if not doubts:
+        return ""
+    reason = next(iter(doubts.values()))
+    return (
+        f"Not converged (marked ~): {w.join_names(list(doubts))}{w.text_if(reason, f'; {reason}')}."
+    )

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 Numbers: TypeAlias = Sequence[float | None]
-# A key of `COLORS`, or "ramp:0.25": a place between 0 (dark) and 1 (light), for curves that have an
-# order.
+# A key of `COLORS`, or "ramp:0.25": a position between 0 (dark) and 1 (light), for ordered curves.
 Color: TypeAlias = str
 
-# Okabe & Ito (2008): distinguishable with every common kind of colour vision. For dark pages:
-# colors.css.
+# Okabe & Ito (2008): distinguishable with every common kind of colour vision. Those of dark pages
+# are in colors.css.
 COLORS = {
     "blue": "#0072b2",
     "vermilion": "#d55e00",
@@ -53,7 +52,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: `y` over `x`, or over the layers, with error bars (or a band) from `low` to `high`."""
+    """One curve: `y` over `x`, or over the layers; error bars (or a band) span `low` to `high`."""
 
     name: str
     y: Numbers
@@ -111,7 +110,7 @@ class HeatMap(_Drawn):
 
 @dataclass(frozen=True)
 class RateLine(_Drawn):
-    """A logarithmic axis of learning rates: the `best` one, unstable above `stable`, and further marks."""
+    """A logarithmic axis of learning rates: the `best`, the largest `stable` one, further marks."""
 
     best: float
     stable: float
@@ -122,13 +121,15 @@ class RateLine(_Drawn):
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and a text for each row; the first column of a table holds the names of the rows."""
+    """A heading and a text for each row.
+
+    The first column of a table names the rows. A narrow terminal leaves out the columns of the
+    lowest importance first, those of 8 and 9 if nothing else helps.
+    """
 
     heading: str
     cells: Sequence[str]
-    importance: int = (
-        5  # a narrow terminal leaves out the lowest first, 8 and 9 if nothing else helps
-    )
+    importance: int = 5
     is_number: bool = True
     wraps: bool = False  # sentences, which a terminal may break into lines
     keys: Sequence[float | str] | None = None  # to sort by, where the texts would sort wrongly
@@ -137,7 +138,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that a page sorts by any column; the last `fixed` rows (a network, a mean) stay at the end."""
+    """A table that a page sorts by any column.
+
+    The last `fixed` rows (a network, a mean) stay at the end. Columns without a text are not shown.
+    """
 
     caption: str
     columns: Sequence[Column]
@@ -149,10 +153,10 @@ class Table:
     @property
     def shown(self) -> list[Column]:
         """The first column, and those with something in a cell."""
-        filled = [
-            one for one in self.columns[1:] if any(text not in ("", "–") for text in one.cells)
+        return [
+            *self.columns[:1],
+            *(column for column in self.columns[1:] if not set(column.cells) <= {"", "–"}),
         ]
-        return [*self.columns[:1], *filled]
 
 
 @dataclass(frozen=True)
@@ -179,11 +183,19 @@ Block: TypeAlias = Paragraph | Facts | Table | Chart
 
 @dataclass(frozen=True)
 class Section:
-    """A heading ("" for none) and what is below it; the contents link to `anchor`, which must be unique."""
+    """A heading ("" for none) and the blocks below it.
+
+    The table of contents links to `anchor`, which must be unique.
+    """
 
     heading: str
     blocks: Sequence[Block]
     anchor: str = ""
+
+
+def filled(*sections: Section) -> list[Section]:
+    """Return the sections that have something in them."""
+    return [section for section in sections if section.blocks]
 
 
 @dataclass(frozen=True)
@@ -197,14 +209,16 @@ class KeyNumber:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A result in words, tables and charts; a terminal and a notebook show tables, verdict and texts."""
+    """A result in words, tables and charts.
+
+    A terminal and a notebook show the answer to what was asked, as "learning rate: 0.1", then
+    tables, verdict and texts.
+    """
 
     title: str
     verdict: Sequence[str]
     sections: Sequence[Section]
-    answer: str = (
-        ""  # what was asked for, as "learning rate: 0.1": a terminal shows it before the tables
-    )
+    answer: str = ""
     footer: str = ""
     numbers: Sequence[KeyNumber] = ()
     tone: str = "plain"  # of the verdict: or "good", "fair", "bad"
@@ -217,16 +231,29 @@ class Document:
         return [block for section in self.sections for block in section.blocks]
 
     @property
+    def tables(self) -> list[Table]:
+        """The tables of a terminal and of a notebook."""
+        tables = [block for block in self.blocks if isinstance(block, Table)]
+        return [table for table in tables if table.columns and not table.page_only]
+
+    @property
+    def paragraphs(self) -> list[Paragraph]:
+        """The paragraphs of a terminal and of a notebook."""
+        paragraphs = [block for block in self.blocks if isinstance(block, Paragraph)]
+        return [paragraph for paragraph in paragraphs if not paragraph.page_only]
+
+    @property
     def charts(self) -> list[Chart]:
+        """All charts, those that are drawn on request only at the end."""
         shown = [block for block in self.blocks if isinstance(block, _Drawn)]
         return [*shown, *self.more_charts]
 
     def chart(self, name: str) -> Chart:
         """Return the chart of that name; a ValueError says which there are, or how to get it."""
-        found = {chart.name: chart for chart in reversed(self.charts)}
-        if name in found:
-            return found[name]
-        known = ", ".join(repr(chart.name) for chart in self.charts) or "none"
+        charts = {chart.name: chart for chart in reversed(self.charts)}
+        if name in charts:
+            return charts[name]
+        names = ", ".join(repr(chart.name) for chart in self.charts) or "none"
         raise ValueError(
-            f"there is no chart {name!r} here; there are: {known}. {self.further}".strip()
+            f"there is no chart {name!r} here; there are: {names}. {self.further}".strip()
         )

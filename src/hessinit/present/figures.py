@@ -17,15 +17,14 @@ from hessinit.present.document import (
     Chart,
     HeatMap,
     LineChart,
+    Numbers,
     RateLine,
     ReferenceLine,
     Series,
 )
-from hessinit.present.words import format_number, printable, shorten
+from hessinit.present.words import format_number, map_known, printable, shorten
 
-DRAWABLE = (1e-100, 1e100)  # far beyond this the ticks and margins of a logarithmic axis overflow
 MARKERS = {"circle": "o", "cross": "X", "square": "s", "diamond": "D", "triangle": "^"}
-WHITE = (1.0, 1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,8 @@ class Layout:
     page: float = 7.0
     height: float = 2.6
     few_points: int = 25  # a curve of fewer points has marks on them
+    least: float = 1e-100  # far beyond these the ticks and margins of a logarithmic axis overflow
+    most: float = 1e100
 
 
 LAYOUT = Layout()
@@ -88,14 +89,14 @@ def _size(chart: Chart) -> tuple[float, float]:
     names = list(map(_brief, chart.layers))
     width = min(max(LAYOUT.column, 0.175 * len(names)), LAYOUT.page)
     height = LAYOUT.height
-    if not _fit(names, width - 0.7):
+    if not _fit_side_by_side(names, width - 0.7):
         height += LAYOUT.letter * max(map(len, names))
     return width, height
 
 
 def _draw_lines(ax: Axes, chart: LineChart) -> None:
-    ax.set_xscale("log" if chart.log_x else "linear")
-    ax.set_yscale("log" if chart.log_y else "linear")
+    for set_scale, is_log in ((ax.set_xscale, chart.log_x), (ax.set_yscale, chart.log_y)):
+        set_scale("log" if is_log else "linear")
     _draw_references(ax, chart)
     for series in chart.series:
         _draw_series(ax, chart, series)
@@ -105,8 +106,8 @@ def _draw_lines(ax: Axes, chart: LineChart) -> None:
     ax.update_datalim(drawable, updatey=False)
     ax.autoscale_view()
     if any(series.symbol == "cross" for series in chart.series):
-        style: dict[str, Any] = {"color": COLORS["grey"], "linestyle": "none", "markersize": 6}
-        ax.plot([], [], marker="X", label="diverged", **style)
+        grey = COLORS["grey"]
+        ax.plot([], [], marker="X", label="diverged", color=grey, linestyle="none", markersize=6)
     if chart.layers:
         ax.set_xlim(-0.6, len(chart.layers) - 0.4)
         _name_layers(ax, chart.layers)
@@ -123,18 +124,16 @@ def _draw_references(ax: Axes, chart: LineChart) -> None:
             color = _color(band.color)
             ax.axhspan(band.low, band.high, label=band.label, color=color, alpha=0.15, linewidth=0)
     for rule in chart.rules:
-        style: dict[str, Any] = {"color": _color(rule.color), "linestyle": "--", "linewidth": 1}
-        if rule.upright and _is_drawable(rule.value, chart.log_x):
-            ax.axvline(rule.value, label=rule.label, **style)
-        elif not rule.upright and _is_drawable(rule.value, chart.log_y):
-            ax.axhline(rule.value, label=rule.label, **style)
+        draw, is_log = (ax.axvline, chart.log_x) if rule.upright else (ax.axhline, chart.log_y)
+        if _is_drawable(rule.value, is_log):
+            color = _color(rule.color)
+            draw(rule.value, label=rule.label, color=color, linestyle="--", linewidth=1)
 
 
 def _show_bands(ax: Axes, chart: LineChart) -> None:
     """Widen the axis to the whole bands, and some room around them."""
     ends = [end for band in chart.bands for end in (band.low, band.high)]
-    ends = [end for end in ends if _is_drawable(end, chart.log_y)]
-    if ends:
+    if ends := [end for end in ends if _is_drawable(end, chart.log_y)]:
         low, high = ax.get_ylim()
         lowest = min(ends) / 3 if chart.log_y else min(ends)
         ax.set_ylim(min(low, lowest), max(high, max(ends) * 1.5))
@@ -142,25 +141,22 @@ def _show_bands(ax: Axes, chart: LineChart) -> None:
 
 def _draw_series(ax: Axes, chart: LineChart, series: Series) -> None:
     x = positions(series)
-    y = [_or_nan(value, chart.log_y) for value in series.y]
     color = _color(series.color)
     if series.low is not None and series.high is not None:
-        low = [_or_nan(value, chart.log_y) for value in series.low]
-        high = [_or_nan(value, chart.log_y) for value in series.high]
+        low = _drawable(series.low, chart.log_y)
+        high = _drawable(series.high, chart.log_y)
         if chart.layers or series.points:
             ax.vlines(x, low, high, color=color, alpha=0.4, linewidth=3)
         else:
             ax.fill_between(x, low, high, color=color, alpha=0.16, linewidth=0)
     has_line = not series.hollow and not series.points
     has_marks = bool(chart.layers) or not has_line or len(x) < LAYOUT.few_points
-    line_style = "none"
-    if has_line:
-        line_style = "--" if series.dashed else "-"
+    dashes = "--" if series.dashed else "-"
     ax.plot(
         x,
-        y,
+        _drawable(series.y, chart.log_y),
         color=color,
-        linestyle=line_style,
+        linestyle=dashes if has_line else "none",
         linewidth=0.7 if chart.layers else 1.4,
         marker=MARKERS[series.symbol] if has_marks else "",
         label=series.name if series.in_legend else "_",
@@ -179,7 +175,7 @@ def _marker_style(chart: LineChart, series: Series, color: Any) -> dict[str, Any
 def positions(series: Series) -> list[float]:
     if series.x is None:
         return [float(number) for number in range(len(series.y))]
-    return [math.nan if value is None else float(value) for value in series.x]
+    return map_known(series.x, float, math.nan)
 
 
 def _name_beyond(ax: Axes, chart: LineChart, series: Series) -> None:
@@ -187,25 +183,23 @@ def _name_beyond(ax: Axes, chart: LineChart, series: Series) -> None:
     for x, value in zip(positions(series), series.y, strict=True):
         if value is None or _is_drawable(value, chart.log_y) or not _is_drawable(x, chart.log_x):
             continue
-        edge: dict[str, Any] = {
+        edge = (0.97, 0.92, "top", "^")
+        if value < LAYOUT.least:
+            edge = (0.03, 0.08, "bottom", "v")
+        height, text_height, alignment, arrow = edge
+        marker = "X" if series.symbol == "cross" else arrow
+        style: dict[str, Any] = {
             "transform": ax.get_xaxis_transform(),
             "color": _color(series.color),
         }
-        is_below = value <= 0 or value < DRAWABLE[0]
-        height, text_height, alignment, marker = (0.97, 0.92, "top", "^")
-        if is_below:
-            height, text_height, alignment, marker = (0.03, 0.08, "bottom", "v")
-        if series.symbol == "cross":
-            marker = "X"
-        ax.plot(x, height, marker=marker, markersize=6, clip_on=False, **edge)
+        ax.plot(x, height, marker=marker, markersize=6, clip_on=False, **style)
         if chart.layers:
-            number = format_number(value)
-            edge |= {"ha": "center", "va": alignment, "fontsize": LAYOUT.points}
-            ax.text(x, text_height, number, **edge)
+            style |= {"ha": "center", "va": alignment, "fontsize": LAYOUT.points}
+            ax.text(x, text_height, format_number(value), **style)
 
 
 def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
-    values = [[_or_nan(value, chart.log_color) for value in row] for row in chart.values]
+    values = [_drawable(row, chart.log_color) for row in chart.values]
     numbers = [value for row in values for value in row if not math.isnan(value)] or [1.0]
     low = min(numbers)
     high = max(numbers)
@@ -218,11 +212,11 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
         for across, value in enumerate(row):
             if chart.marked and chart.marked[down][across]:
                 ax.add_patch(_frame(down, across))
-            red, green, blue, _ = WHITE if math.isnan(value) else palette(scale(value))
-            ink = "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
+            red, green, blue, _ = palette(scale(value))
+            is_light = math.isnan(value) or 0.3 * red + 0.59 * green + 0.11 * blue > 0.5
             cell = printable(chart.texts[down][across])
-            style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": LAYOUT.points}
-            ax.text(across, down, cell, color=ink, **style)
+            ink = "black" if is_light else "white"
+            ax.text(across, down, cell, color=ink, ha="center", va="center", fontsize=LAYOUT.points)
     ax.set_xticks(range(len(chart.columns)), list(map(_brief, chart.columns)))
     ax.set_yticks(range(len(chart.rows)), list(map(_brief, chart.rows)))
     ax.tick_params(length=0)
@@ -236,8 +230,8 @@ def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
 
 def _frame(down: int, across: int) -> patches.Rectangle:
     corner = (across - 0.48, down - 0.48)
-    style: dict[str, Any] = {"linewidth": 1.8, "edgecolor": COLORS["vermilion"]}
-    return patches.Rectangle(corner, 0.96, 0.96, fill=False, **style)
+    color = COLORS["vermilion"]
+    return patches.Rectangle(corner, 0.96, 0.96, fill=False, linewidth=1.8, edgecolor=color)
 
 
 def _draw_rates(ax: Axes, chart: RateLine) -> None:
@@ -271,11 +265,10 @@ def _finish(ax: Axes, chart: Chart) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if len(handles) > 1 or isinstance(chart, RateLine):
         shown = list(map(_brief, labels))
-        columns = max(1, int(inches / (LAYOUT.letter * (max(map(len, shown)) + 5))))
         ax.legend(
             handles,
             shown,
-            ncols=columns,
+            ncols=max(1, int(inches / (LAYOUT.letter * (max(map(len, shown)) + 5)))),
             title=caption,
             alignment="left",
             loc="lower left",
@@ -305,14 +298,16 @@ def _name_layers(ax: Axes, layers: Sequence[str]) -> None:
     inches = float(ax.get_window_extent().width / ax.figure.dpi)
     step = max(1, math.ceil(len(layers) / max(1, int(inches * 72 / (LAYOUT.points * 1.15)))))
     names = list(map(_brief, layers[::step]))
-    ax.set_xticks(range(0, len(layers), step), names, rotation=0 if _fit(names, inches) else 90)
+    ax.set_xticks(
+        range(0, len(layers), step), names, rotation=0 if _fit_side_by_side(names, inches) else 90
+    )
 
 
 def _brief(name: str) -> str:
     return shorten(printable(name), LAYOUT.longest_name)
 
 
-def _fit(names: Sequence[str], inches: float) -> bool:
+def _fit_side_by_side(names: Sequence[str], inches: float) -> bool:
     return not names or (max(map(len, names)) + 1) * LAYOUT.letter * len(names) <= inches
 
 
@@ -326,11 +321,13 @@ def _is_drawable(value: float | None, is_log: bool) -> bool:
     if value is None or math.isnan(value):
         return False
     if is_log:
-        return DRAWABLE[0] <= value <= DRAWABLE[1]
-    return abs(value) <= DRAWABLE[1]
+        return LAYOUT.least <= value <= LAYOUT.most
+    return abs(value) <= LAYOUT.most
 
 
-def _or_nan(value: float | None, is_log: bool) -> float:
-    if value is None or not _is_drawable(value, is_log):
-        return math.nan
-    return float(value)
+def _drawable(values: Numbers, is_log: bool) -> list[float]:
+    """Return the values, with nan for what the axis cannot hold."""
+    return [
+        math.nan if value is None or not _is_drawable(value, is_log) else float(value)
+        for value in values
+    ]

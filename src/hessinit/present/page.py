@@ -18,12 +18,9 @@ from markupsafe import Markup, escape
 
 from hessinit._version import __version__
 from hessinit.present import document as doc
-from hessinit.present.words import LONGEST_NAME, printable, shorten
+from hessinit.present.words import LONGEST_NAME, printable, shorten, text_if
 
-LONG_FROM = 25  # rows: longer tables scroll inside their frame, under headings that stay
-WIDE_FROM = 25  # layers: a chart of more takes the whole width
-WORDS_FROM = 40  # letters: longer cells may break into lines
-STYLES = ("colors.css", "page.css", "charts.css", "tables.css", "print.css")
+STYLE_SHEETS = ("colors.css", "page.css", "charts.css", "tables.css", "print.css")
 SCRIPTS = (
     "numbers.js",
     "axes.js",
@@ -43,6 +40,18 @@ LIBRARIES = {
     "d3 7.9.2": ("d3.min.js", "d3"),
     "@observablehq/plot 0.6.17": ("plot.umd.min.js", "plot"),
 }
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """From which size on a page shows something in another way."""
+
+    long: int = 25  # rows: longer tables scroll inside their frame, under headings that stay
+    wide: int = 25  # layers: a chart of more takes the whole width
+    words: int = 40  # letters: longer cells may break into lines
+
+
+PAGE_SIZES = Sizes()
 _UNBROKEN = re.compile(rf"\S{{{LONGEST_NAME + 1},}}")
 _NUMBER = re.compile(r"[-−]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|inf)", re.IGNORECASE)
 
@@ -60,7 +69,6 @@ def render_page(document: doc.Document) -> str:
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)}; "
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    style = Markup("".join(_asset("assets", name) for name in STYLES))
     return (
         _templates()
         .get_template("page.html.j2")
@@ -68,7 +76,7 @@ def render_page(document: doc.Document) -> str:
             page=document,
             linked=[section for section in document.sections if section.heading and section.anchor],
             version=__version__,
-            style=style,
+            style=Markup("".join(_asset("assets", name) for name in STYLE_SHEETS)),
             library=Markup(library),
             script=Markup(script),
             policy=policy,
@@ -78,54 +86,51 @@ def render_page(document: doc.Document) -> str:
 
 def render_fragment(document: doc.Document) -> str:
     """Return tables, verdict and texts as HTML that runs nothing and styles nothing but itself."""
-    blocks = document.blocks
-    tables = [
-        one for one in blocks if isinstance(one, doc.Table) and not one.page_only and one.columns
-    ]
-    texts = [one for one in blocks if isinstance(one, doc.Paragraph) and not one.page_only]
     template = _templates().get_template("notebook.html.j2")
     return template.render(
-        answer=document.answer, tables=tables, verdict=document.verdict, texts=texts
+        answer=document.answer,
+        tables=document.tables,
+        verdict=document.verdict,
+        texts=document.paragraphs,
     )
 
 
 def group_blocks(blocks: Sequence[doc.Block]) -> list[tuple[str, list[doc.Block]]]:
     """Put neighbouring charts together in a grid, unless they take the whole width."""
-    found: list[tuple[str, list[doc.Block]]] = []
+    groups: list[tuple[str, list[doc.Block]]] = []
     kinds = {doc.Paragraph: "words", doc.Table: "table", doc.Facts: "details"}
     beside = False  # the block before is a chart that leaves room
     for block in blocks:
         if getattr(block, "text_only", False):
             continue
-        narrow = isinstance(block, doc.LineChart) and len(block.layers or ()) < WIDE_FROM
+        narrow = isinstance(block, doc.LineChart) and len(block.layers or ()) < PAGE_SIZES.wide
         if narrow and beside:
-            found[-1][1].append(block)
+            groups[-1][1].append(block)
         else:
-            found.append((kinds.get(type(block), "charts"), [block]))
+            groups.append((kinds.get(type(block), "charts"), [block]))
         beside = narrow
-    return found
+    return groups
 
 
 def write_island(chart: doc.Chart) -> Markup:
-    """Return a chart as JSON for the script; no text can leave it, as `</script>` or `<!--` would."""
+    """Return a chart as JSON for the script, which no `</script>` or `<!--` in a text can end."""
     kind = {doc.HeatMap: "heat", doc.RateLine: "rates", doc.LineChart: "lines"}[type(chart)]
-    is_depth = isinstance(chart, doc.LineChart) and chart.layers is not None
-    data = {"kind": "depth" if is_depth else kind, **_plain(chart)}
-    for written in ("name", "caption", "description"):  # these are in the page itself
-        del data[written]
-    text = json.dumps(
-        data, allow_nan=False, separators=(",", ":")
-    )  # ASCII: U+2028 is escaped as well
+    if isinstance(chart, doc.LineChart) and chart.layers is not None:
+        kind = "depth"
+    data = {"kind": kind, **_plain(chart)}
+    for field in ("name", "caption", "description"):  # these are in the page itself
+        del data[field]
+    # ASCII: U+2028 is escaped as well.
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
-        found = {one.name: getattr(value, one.name) for one in fields(value)}
-        return {
-            name: css_color(item) if name == "color" else _plain(item)
-            for name, item in found.items()
-        }
+        plain = {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        if "color" in plain:
+            plain["color"] = css_color(plain["color"])
+        return plain
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, str):
@@ -136,17 +141,20 @@ def _plain(value: Any) -> Any:
 def css_color(color: str) -> str:
     if color in doc.COLORS:
         return f"var(--{color})"
-    place = 2 * float(color.removeprefix("ramp:"))
-    low, part = (0, place) if place <= 1 else (1, place - 1)
-    return f"color-mix(in oklab, var(--ramp-{low + 1}) {100 * part:.3g}%, var(--ramp-{low}))"
+    position = 2 * float(color.removeprefix("ramp:"))
+    low = int(position > 1)
+    part = 100 * (position - low)
+    return f"color-mix(in oklab, var(--ramp-{low + 1}) {part:.3g}%, var(--ramp-{low}))"
 
 
 def legend(chart: doc.Chart) -> list[tuple[str, str, str]]:
-    """Return name, shape and colour of what a legend explains; nothing where there is but one series."""
+    """Return name, shape and colour of what a legend explains, where it has two lines or more."""
     if not isinstance(chart, doc.LineChart):
         return []
     items = [
-        (one.name, _swatch(one), css_color(one.color)) for one in chart.series if one.in_legend
+        (curve.name, _swatch(curve), css_color(curve.color))
+        for curve in chart.series
+        if curve.in_legend
     ]
     items += [(band.label, "band", css_color(band.color)) for band in chart.bands]
     return items if len(items) > 1 else []
@@ -155,7 +163,9 @@ def legend(chart: doc.Chart) -> list[tuple[str, str, str]]:
 def _swatch(series: doc.Series) -> str:
     if series.points:
         return "cross" if series.symbol == "cross" else "points"
-    return "ring" if series.hollow else "dashed" if series.dashed else "line"
+    if series.hollow:
+        return "ring"
+    return "dashed" if series.dashed else "line"
 
 
 @dataclass(frozen=True)
@@ -173,26 +183,31 @@ def rows(table: doc.Table) -> list[list[Cell]]:
 
 
 def _cells(column: doc.Column) -> list[Cell]:
-    nothing = [""] * len(column.cells)
-    texts = [number_in(text) if column.is_number else text for text in column.cells]
-    keys: Sequence[float | str] = column.keys or texts
-    found = []
-    for text, key, mark in zip(column.cells, keys, column.marks or nothing, strict=True):
-        shape = "number" if column.is_number else "words" if len(text) > WORDS_FROM else ""
-        classes = " ".join(filter(None, (shape, mark if mark in doc.TONES else "")))
-        written = key if isinstance(key, str) else "" if math.isnan(key) else repr(float(key))
-        found.append(Cell(text, classes, written))
-    return found
+    texts = list(column.cells)
+    keys = column.keys or (list(map(number_in, texts)) if column.is_number else texts)
+    marks = column.marks or [""] * len(texts)
+    cells = []
+    for text, key, mark in zip(texts, keys, marks, strict=True):
+        shape = "number" if column.is_number else text_if(len(text) > PAGE_SIZES.words, "words")
+        classes = " ".join(filter(None, (shape, text_if(mark in doc.TONES, mark))))
+        cells.append(Cell(text, classes, _write_key(key)))
+    return cells
+
+
+def _write_key(key: float | str) -> str:
+    if isinstance(key, str):
+        return key
+    return "" if math.isnan(key) else repr(float(key))
 
 
 def number_in(text: str) -> float:
     """Return the first number of a cell; nan, which is sorted to the end, where there is none."""
-    found = _NUMBER.search(text)
-    return float(found[0].replace(",", "").replace("−", "-")) if found else math.nan
+    number = _NUMBER.search(text)
+    return float(number[0].replace(",", "").replace("−", "-")) if number else math.nan
 
 
 def brief(text: str) -> Markup:
-    """Return the text as HTML, with unbroken runs of letters shortened that are longer than a name."""
+    """Return the text as HTML; words that are longer than a name are shortened."""
     return escape(_UNBROKEN.sub(lambda run: shorten(run[0]), printable(text)))
 
 
@@ -205,14 +220,16 @@ def breakable(text: str) -> Markup:
 def _templates() -> Environment:
     templates = Environment(
         loader=PackageLoader("hessinit.present"),
-        autoescape=True,  # jinja2's own choice goes by the file's ending, and .j2 would not be escaped
+        autoescape=True,  # jinja2 itself goes by the file's ending, and would not escape .j2
         undefined=StrictUndefined,
         finalize=_printable_text,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     helpers = (breakable, brief, group_blocks, legend, rows, shorten, write_island)
-    templates.globals.update({helper.__name__: helper for helper in helpers}, long_from=LONG_FROM)
+    templates.globals.update(
+        {helper.__name__: helper for helper in helpers}, long_from=PAGE_SIZES.long
+    )
     return templates
 
 

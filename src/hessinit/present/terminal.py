@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from dataclasses import dataclass
 
 from rich import table as rich_table
 from rich.box import Box
@@ -13,18 +13,28 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from hessinit.present.document import Column, Document, Paragraph, Table
-from hessinit.present.words import printable, shorten
+from hessinit.present.document import Column, Document
+from hessinit.present.words import printable, shorten, text_if
 
-WIDTH_WITHOUT_TERMINAL = 100
-NARROWEST_NAMES = (
-    16  # names fold, but other columns are left out before they fold narrower than this
-)
-NARROWEST_OF_ALL = 6  # and even important columns before they fold narrower than this
-NARROWEST_WORDS = 24  # of a column of sentences
-GUTTER = 3  # a space of padding on both sides and one between
-STAYS = 8  # columns of this importance are left out only where the numbers would break without it
-STYLES = {"best": "bold green", "diverged": "red", "yes": "green", "no": "bold red"}
+
+@dataclass(frozen=True)
+class Widths:
+    """The widths of tables, in columns of a terminal.
+
+    Names fold, but other columns are left out before names fold narrower than `names`, and even
+    those of the importance `stays` before names fold narrower than `least`.
+    """
+
+    without_terminal: int = 100
+    names: int = 16
+    least: int = 6
+    words: int = 24  # the narrowest column of sentences
+    gutter: int = 3  # a space of padding on both sides and one between
+    stays: int = 8
+
+
+WIDTHS = Widths()
+MARK_STYLES = {"best": "bold green", "diverged": "red", "yes": "green", "no": "bold red"}
 
 # A rule under the headings and one between sections; no other lines.
 RULES = Box("    \n    \n ── \n    \n ── \n    \n    \n    \n")
@@ -34,14 +44,13 @@ def render_text(document: Document, width: int | None = None, *, color: bool = F
     """Return the document as text of at most `width` columns (None: the terminal's)."""
     page = io.StringIO()
     columns = width or terminal_width()
-    system: Literal["standard"] | None = "standard" if color else None
-    # In a notebook rich would display the text, not write it; without a height it may ignore the
+    # In a notebook rich would display the text, not write it. Without a height it may ignore the
     # width.
     console = Console(
         file=page,
         width=columns,
         height=25,
-        color_system=system,
+        color_system="standard" if color else None,
         force_terminal=color,
         force_jupyter=False,
     )
@@ -52,55 +61,47 @@ def render_text(document: Document, width: int | None = None, *, color: bool = F
 
 def terminal_width() -> int:
     """Return the terminal's width, or 100 without one."""
-    return shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns
+    return shutil.get_terminal_size((WIDTHS.without_terminal, 24)).columns
 
 
 def renderables(document: Document, width: int) -> Iterator[RenderableType]:
-    """Yield what a rich console of that width prints: the answer, the tables, the verdict, the texts."""
-    yield from [_text(document.answer, "bold"), Text()] if document.answer else []
+    """Yield what a rich console of that width prints: answer, tables, verdict and texts."""
+    if document.answer:
+        yield from (_text(document.answer, "bold"), Text())
     left_out: list[Column] = []
-    tables = [
-        one
-        for one in document.blocks
-        if isinstance(one, Table) and not one.page_only and one.columns
-    ]
-    for number, table in enumerate(tables):
-        kept, dropped = fit_columns(table.shown, width)
+    for table in document.tables:
+        columns, dropped = fit_columns(table.shown, width)
         left_out += dropped
-        yield from [Text()] * bool(number)
         yield from [_text(table.caption), Text()] * table.show_caption
-        yield build_grid(kept, width, table.fixed)
-    yield from [Text()] * bool(tables)
+        yield from (build_grid(columns, width, table.fixed), Text())
     yield from map(_text, document.verdict)
-    for block in document.blocks:
-        if isinstance(block, Paragraph) and not block.page_only:
-            yield _text(block.text, "bold" if block.tone == "strong" else "")
+    for paragraph in document.paragraphs:
+        yield _text(paragraph.text, text_if(paragraph.tone == "strong", "bold"))
     if left_out:
-        yield _text(
-            f"Left out of {width} columns: {', '.join(column.heading for column in left_out)}."
-        )
+        headings = ", ".join(column.heading for column in left_out)
+        yield _text(f"Left out of {width} columns: {headings}.")
 
 
 def _text(text: str, style: str = "") -> Text:
-    return Text(
-        printable(text), style
-    )  # never str: rich would read a layer called "[red]" as markup
+    # Never str: rich would read a layer called "[red]" as markup.
+    return Text(printable(text), style)
 
 
 def fit_columns(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column]]:
-    """Leave out the least important columns until the rest fits; the first and one more always stay."""
-    kept = list(columns)
+    """Leave out the least important columns until the others fit.
+
+    The first column and one more stay in any case.
+    """
+    shown = list(columns)
     left_out = []
-    while len(kept) > 2:
-        least = min(reversed(kept[1:]), key=lambda column: column.importance)
-        if (
-            _table_width(kept, NARROWEST_NAMES if least.importance < STAYS else NARROWEST_OF_ALL)
-            <= width
-        ):
+    while len(shown) > 2:
+        least = min(reversed(shown[1:]), key=lambda column: column.importance)
+        narrowest = WIDTHS.names if least.importance < WIDTHS.stays else WIDTHS.least
+        if _table_width(shown, narrowest) <= width:
             break
         left_out.append(least)
-        kept.remove(least)
-    return kept, left_out
+        shown.remove(least)
+    return shown, left_out
 
 
 def build_grid(columns: Sequence[Column], width: int, fixed: int = 0) -> rich_table.Table:
@@ -109,21 +110,28 @@ def build_grid(columns: Sequence[Column], width: int, fixed: int = 0) -> rich_ta
     widths = _least_widths(columns)
     spare = width - _table_width(columns)
     widths[0] = max(1, widths[0] + min(0, spare))
-    for place, column in enumerate(columns):  # what is left goes to the names, then to sentences
-        more = max(0, min(spare, _width(column) - widths[place]))
-        widths[place], spare = widths[place] + more, spare - more
-        justify: Literal["right", "left"] = "right" if column.is_number else "left"
+    for column, least_width in zip(columns, widths, strict=True):
+        # What is spare goes to the names, then to sentences.
+        extra = max(0, min(spare, _width(column) - least_width))
+        spare -= extra
         table.add_column(
-            _text(column.heading), justify=justify, overflow="fold", width=widths[place]
+            _text(column.heading),
+            justify="right" if column.is_number else "left",
+            overflow="fold",
+            width=least_width + extra,
         )
     rows = len(columns[0].cells)
     for position in range(rows):
         if fixed and position == rows - fixed:
             table.add_section()
         name = _text(shorten(columns[0].cells[position]))
-        styles = [STYLES.get(one.marks[position], "") if one.marks else "" for one in columns[1:]]
-        table.add_row(name, *map(_text, [column.cells[position] for column in columns[1:]], styles))
+        table.add_row(name, *(_cell(column, position) for column in columns[1:]))
     return table
+
+
+def _cell(column: Column, position: int) -> Text:
+    mark = column.marks[position] if column.marks else ""
+    return _text(column.cells[position], MARK_STYLES.get(mark, ""))
 
 
 def _width(column: Column) -> int:
@@ -132,11 +140,18 @@ def _width(column: Column) -> int:
     return max(cell_len(text) for text in (printable(column.heading), *shown))
 
 
-def _least_widths(columns: Sequence[Column], narrowest: int = NARROWEST_NAMES) -> list[int]:
-    """Names fold and sentences wrap; numbers stay whole, also where they name the rows, as steps do."""
-    widths = [min(_width(one), NARROWEST_WORDS) if one.wraps else _width(one) for one in columns]
-    return widths if columns[0].is_number else [min(widths[0], narrowest), *widths[1:]]
+def _least_widths(columns: Sequence[Column], narrowest: int = WIDTHS.names) -> list[int]:
+    """Return the width below which each column would break.
+
+    Names fold and sentences wrap; numbers stay whole, also where they name the rows, as steps do.
+    """
+    widths = [
+        min(_width(column), WIDTHS.words) if column.wraps else _width(column) for column in columns
+    ]
+    if not columns[0].is_number:
+        widths[0] = min(widths[0], narrowest)
+    return widths
 
 
-def _table_width(columns: Sequence[Column], narrowest: int = NARROWEST_NAMES) -> int:
-    return sum(_least_widths(columns, narrowest)) + GUTTER * len(columns) - 1
+def _table_width(columns: Sequence[Column], narrowest: int = WIDTHS.names) -> int:
+    return sum(_least_widths(columns, narrowest)) + WIDTHS.gutter * len(columns) - 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from statistics import median
 from typing import Any, TypeAlias
@@ -15,154 +15,172 @@ from hessinit.results.track_record import FREE_SECONDS, TrackedPoint, Tracking
 
 Value: TypeAlias = tuple[int, float, str]  # step, value, and what hovering shows
 
-MOST_ROWS = 20
-MOST_PAGE_ROWS = 500
-MOST_LINES = 12  # layers in a chart: the sharpest
-CHANGED = 1.1  # a smaller change of ‖H‖ is within what mini-batches and rounding do
-SAME = 1.02  # limits within this ratio are drawn as one line
-# Heading, field of a point, importance.
-COLUMNS = (
-    ("step", "step", 9),
-    ("loss", "loss", 7),
-    ("training loss", "training_loss", 3),
-    ("lr", "lr", 6),
-    ("‖H‖", "norm", 8),
-    ("lr·‖H‖", "lr_times_norm", 7),
-    ("lr / limit", "lr_over_limit", 8),
-)
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of a record is shown, and which changes are worth a word."""
+
+    rows: int = 20
+    page_rows: int = 500
+    lines: int = 12  # layers in a chart: the sharpest
+    changed: float = 1.1  # a smaller change of ‖H‖ is within what mini-batches and rounding do
+    same: float = 1.02  # limits within this ratio are drawn as one line
+
+
+EXTENT = Extent()
 
 
 def describe_tracking(tracking: Tracking) -> doc.Document:
     """Return the verdict, the charts of loss and sharpness, and the table of all points."""
-    name = w.shorten(tracking.name)
-    layers = _layer_charts(tracking)
-    is_bad = (bool(tracking.points) and not _measured(tracking)) or find_divergence(
-        tracking
-    ) is not None
+    facts = tracking.versions
+    if tracking.name:
+        facts = {"model": tracking.name}
     return doc.Document(
-        title=w.title("Curvature during training", {"model": name} if name else tracking.versions),
+        title=w.title("Curvature during training", facts),
         verdict=[*conclude_tracking(tracking), _describe_cost(tracking)],
         sections=[
             doc.Section("Loss and sharpness", _step_charts(tracking)),
-            *([doc.Section("Layers", layers)] if layers else []),
+            *doc.filled(doc.Section("Layers", _layer_charts(tracking))),
             doc.Section("All measurements", _point_blocks(tracking)),
         ],
         footer=w.write_versions(f"Seed {tracking.seed}", tracking.versions),
         numbers=_key_numbers(tracking),
-        tone="bad" if is_bad else "fair" if tracking.crossings else "plain",
+        tone=_tone(tracking),
         picture=("sharpness", "loss"),
     )
 
 
-def _measured(tracking: Tracking) -> list[TrackedPoint]:
+def _tone(tracking: Tracking) -> str:
+    if (bool(tracking.points) and not _finite_points(tracking)) or find_divergence(
+        tracking
+    ) is not None:
+        return "bad"
+    return "fair" if tracking.crossings else "plain"
+
+
+def _finite_points(tracking: Tracking) -> list[TrackedPoint]:
     return [point for point in tracking.points if math.isfinite(point.norm)]
 
 
 def conclude_tracking(tracking: Tracking) -> list[str]:
     """Return how the sharpness changed, whether lr reached the stability limit, and what failed."""
+    sentences = []
+    if end := find_divergence(tracking):
+        sentences.append(f"Training diverged: the loss became {end[1]} at step {end[0]}.")
+    measured = _finite_points(tracking)
     count = len(tracking.points)
-    measured = _measured(tracking)
-    end = find_divergence(tracking)
-    said = [] if end is None else [f"Training diverged: the loss became {end[1]} at step {end[0]}."]
     if not measured:
-        return [*said, "No measurement gave a finite ‖H‖." if count else "Nothing was measured."]
-    said += [_describe_course(measured), *_compare_with_limit(tracking, measured)]
-    failed = f"{count - len(measured)} of {count} measurements gave no finite ‖H‖."
-    return [*said, failed] if len(measured) < count else said
+        failure = "No measurement gave a finite ‖H‖." if count else "Nothing was measured."
+        return [*sentences, failure]
+    sentences += [_describe_course(measured), *_compare_with_limit(tracking)]
+    if len(measured) < count:
+        sentences.append(f"{count - len(measured)} of {count} measurements gave no finite ‖H‖.")
+    return sentences
 
 
 def find_divergence(tracking: Tracking) -> tuple[int, float] | None:
-    """Return the step from which on no training loss is finite, and that loss; None if the last is finite."""
-    given = {
+    """Return the step from which on no training loss is finite, and that loss.
+
+    None if the last loss is finite.
+    """
+    losses = dict(tracking.losses) | {
         point.step: point.training_loss
         for point in tracking.points
         if point.training_loss is not None
     }
-    losses = sorted({**dict(tracking.losses), **given}.items(), reverse=True)
-    ended = list(takewhile(lambda pair: not math.isfinite(pair[1]), losses))
-    return ended[-1] if ended else None
+    latest_first = sorted(losses.items(), reverse=True)
+    diverged = list(takewhile(lambda pair: not math.isfinite(pair[1]), latest_first))
+    return diverged[-1] if diverged else None
 
 
 def warn_of_limit(point: TrackedPoint, optimizer: str) -> str:
-    """Return the warning that the learning rate is at or above its stability limit, and what to do."""
+    """Return the warning that the rate is at or above its stability limit, and what to do."""
     assert point.lr is not None
-    lr = w.format_number(point.lr)
     limit = w.format_number(point.stable_learning_rate)
     return (
-        f"step {point.step}: lr = {lr} is at or above the stability limit {limit} of "
-        f"{optimizer or 'gradient descent'}: ‖H‖ = {w.format_number(point.norm)}, so lr·‖H‖ = "
-        f"{w.format_number(point.lr * point.norm)}, and steps are stable up to lr·‖H‖ = "
-        f"{w.format_number(point.stable_learning_rate * point.norm)}. If the loss rises or jumps, use lr < "
-        f"{limit}, a slower warmup, or initialize with hessinit.initialize_(…, lr={point.lr:g})."
+        f"step {point.step}: lr = {w.format_number(point.lr)} is at or above the stability limit "
+        f"{limit} of {optimizer or 'gradient descent'}: ‖H‖ = {w.format_number(point.norm)}, so "
+        f"lr·‖H‖ = {w.format_number(point.lr * point.norm)}, and steps are stable up to lr·‖H‖ = "
+        f"{w.format_number(point.stable_learning_rate * point.norm)}. If the loss rises or jumps, "
+        f"use lr < {limit}, a slower warmup, or initialize with hessinit.initialize_(…, "
+        f"lr={point.lr:g})."
     )
 
 
-def _describe_course(measured: list[TrackedPoint]) -> str:
+def _describe_course(measured: Sequence[TrackedPoint]) -> str:
     first = measured[0]
     last = measured[-1]
+    start = f"{w.format_number(first.norm)} at step {first.step}"
     if first is last:
-        return f"‖H‖ = {w.format_number(first.norm)} at step {first.step}."
+        return f"‖H‖ = {start}."
     course = "stayed about the same"
-    if max(last.norm, first.norm) > CHANGED * min(last.norm, first.norm):
+    if max(last.norm, first.norm) > EXTENT.changed * min(last.norm, first.norm):
         course = "rose" if last.norm > first.norm else "fell"
-    span = (
-        f"from {w.format_number(first.norm)} at step {first.step} to {w.format_number(last.norm)}"
-    )
     highest = max(measured, key=lambda point: point.norm)
-    peak = ""
-    if highest.norm > CHANGED * max(first.norm, last.norm):
-        peak = f", with a peak of {w.format_number(highest.norm)} at step {highest.step}"
-    return f"The sharpness ‖H‖ {course}, {span} at step {last.step}{peak}."
+    has_peak = highest.norm > EXTENT.changed * max(first.norm, last.norm)
+    peak = f", with a peak of {w.format_number(highest.norm)} at step {highest.step}"
+    return (
+        f"The sharpness ‖H‖ {course}, from {start} to {w.format_number(last.norm)} at step "
+        f"{last.step}{w.text_if(has_peak, peak)}."
+    )
 
 
-def _compare_with_limit(tracking: Tracking, measured: list[TrackedPoint]) -> list[str]:
-    known = [(point.lr_over_limit, point) for point in measured if point.lr_over_limit is not None]
-    whose = tracking.optimizer or "gradient descent"
-    if not known:
-        return []
-    if not (above := [point for ratio, point in known if ratio >= 1]):
-        ratio, nearest = max(known, key=lambda pair: pair[0])
-        # Weights that are not measured, such as biases, may have a lower limit.
-        return [
-            (
-                f"For the measured weights lr stayed below the stability limit of {whose}: at most "
-                f"{w.format_percent(ratio, 2)} of it, at step {nearest.step}."
-            )
-        ]
-    # Adaptive optimizers, and negative curvature, give another limit at every point.
-    limit = w.format_range([point.stable_learning_rate * point.norm for point in above])
-    return [
-        (
-            f"lr·‖H‖ was at or above the stability limit ({limit} for {whose}) at {len(above)} of "
-            f"{w.count(len(known), 'measurement')}, first at step {above[0].step}."
+def _compare_with_limit(tracking: Tracking) -> Iterator[str]:
+    ratios = _limit_ratios(tracking)
+    optimizer = tracking.optimizer or "gradient descent"
+    above = [point for ratio, point in ratios if ratio >= 1]
+    if above:
+        # Adaptive optimizers, and negative curvature, give another limit at every point.
+        yield (
+            "lr·‖H‖ was at or above the stability limit "
+            f"({w.format_range([point.stable_learning_rate * point.norm for point in above])} for "
+            f"{optimizer}) at {len(above)} of {w.count(len(ratios), 'measurement')}, first at step "
+            f"{above[0].step}."
         )
+    elif ratios:
+        ratio, nearest = max(ratios, key=lambda pair: pair[0])
+        # Weights that are not measured, such as biases, may have a lower limit.
+        yield (
+            f"For the measured weights lr stayed below the stability limit of {optimizer}: at most "
+            f"{w.format_percent(ratio, 2)} of it, at step {nearest.step}."
+        )
+
+
+def _limit_ratios(tracking: Tracking) -> list[tuple[float, TrackedPoint]]:
+    """Return the learning rates over their stability limits, where both are known."""
+    return [
+        (point.lr_over_limit, point)
+        for point in _finite_points(tracking)
+        if point.lr_over_limit is not None
     ]
 
 
 def _describe_cost(tracking: Tracking) -> str:
-    kind = "the Gauss-Newton matrix" if tracking.curvature == "gauss-newton" else "the Hessian"
-    known = [point.gradients for point in tracking.points if point.gradients is not None]
-    each = f" (about {w.format_number(median(known), 2)} gradients each)" if known else ""
+    matrix = {"gauss-newton": "the Gauss-Newton matrix"}.get(tracking.curvature, "the Hessian")
+    gradients = [point.gradients for point in tracking.points if point.gradients is not None]
+    if gradients:
+        matrix += f" (about {w.format_number(median(gradients), 2)} gradients each)"
     limited = tracking.max_overhead < 1 and tracking.measuring_seconds > FREE_SECONDS / 2
-    most = f"; some may be skipped to stay within max_overhead = {tracking.max_overhead:g}"
+    skipped = f"; some may be skipped to stay within max_overhead = {tracking.max_overhead:g}"
     return (
-        f"{w.count(len(tracking.points), 'measurement')} of {kind}{each} on "
+        f"{w.count(len(tracking.points), 'measurement')} of {matrix} on "
         f"{w.count(tracking.examples, 'example')} took {w.format_percent(tracking.overhead, 2)} of "
-        f"{w.format_number(tracking.seconds, 2)} s{most if limited else ''}."
+        f"{w.format_number(tracking.seconds, 2)} s{w.text_if(limited, skipped)}."
     )
 
 
 def _key_numbers(tracking: Tracking) -> list[doc.KeyNumber]:
-    measured = _measured(tracking)
     numbers = [
-        doc.KeyNumber("last ‖H‖", w.format_number(p.norm), f"step {p.step}") for p in measured[-1:]
+        doc.KeyNumber("last ‖H‖", w.format_number(point.norm), f"step {point.step}")
+        for point in _finite_points(tracking)[-1:]
     ]
-    if known := [
-        (point.lr_over_limit, point.step) for point in measured if point.lr_over_limit is not None
-    ]:
-        ratio, step = max(known, key=lambda pair: pair[0])
-        note = f"step {step}; unstable above 1"
-        numbers.append(doc.KeyNumber("highest lr / limit", w.format_ratio(ratio), note))
+    if ratios := _limit_ratios(tracking):
+        ratio, point = max(ratios, key=lambda pair: pair[0])
+        numbers.append(
+            doc.KeyNumber(
+                "highest lr / limit", w.format_ratio(ratio), f"step {point.step}; unstable above 1"
+            )
+        )
     return [
         *numbers,
         doc.KeyNumber("spent measuring", w.format_percent(tracking.overhead, 2), "of the time"),
@@ -174,40 +192,58 @@ def _step_charts(tracking: Tracking) -> list[doc.LineChart]:
     stable = [value for value in _values(tracking, "stable_norm") if math.isfinite(value[1])]
     limits = [limit for _, limit, _ in stable]
     rules = []
-    if limits and 0 < max(limits) <= SAME * min(limits):
+    if limits and 0 < max(limits) <= EXTENT.same * min(limits):
         rules = [doc.ReferenceLine(limits[0], f"stability limit {w.format_number(limits[0])}")]
     else:
-        norms += [replace(one, dashed=True) for one in _series("stability limit", stable)]
-    kind = "training loss" if tracking.losses else "loss of the tracked batch"
-    given = [(step, loss, "") for step, loss in tracking.losses]
-    losses = _series(kind, given or _values(tracking, "loss"))
-    finite = [y for series in losses for y in series.y if y is not None and math.isfinite(y)]
+        norms += [replace(curve, dashed=True) for curve in _series("stability limit", stable)]
     ratios = _series("lr / limit", _values(tracking, "lr_over_limit"))
-    one = [doc.ReferenceLine(1.0, "stability limit")]
+    caption = "Learning rate over its stability limit"
     charts = [
-        _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules=rules),
-        _chart(
-            "loss", kind.capitalize(), kind, losses, log_y=w.spans_much(finite) and min(finite) > 0
-        ),
-        _chart("limit", "Learning rate over its stability limit", "lr / limit", ratios, rules=one),
+        _chart("sharpness", "Sharpness ‖H‖ and its stability limit", "‖H‖", norms, rules),
+        _loss_chart(tracking),
+        _chart("limit", caption, "lr / limit", ratios, [doc.ReferenceLine(1.0, "stability limit")]),
     ]
     return [chart for chart in charts if chart.series]
 
 
+def _loss_chart(tracking: Tracking) -> doc.LineChart:
+    kind = "loss of the tracked batch"
+    values = _values(tracking, "loss")
+    if tracking.losses:
+        kind = "training loss"
+        values = [(step, loss, "") for step, loss in tracking.losses]
+    finite = [loss for _, loss, _ in values if math.isfinite(loss)]
+    log_y = w.spans_much(finite) and min(finite) > 0
+    return replace(_chart("loss", kind.capitalize(), kind, _series(kind, values)), log_y=log_y)
+
+
 def _chart(
-    name: str, caption: str, y_label: str, series: Sequence[doc.Series], **more: Any
+    name: str,
+    caption: str,
+    y_label: str,
+    series: Sequence[doc.Series],
+    rules: Sequence[doc.ReferenceLine] = (),
 ) -> doc.LineChart:
-    known = {one.name: [y for y in one.y if y is not None] for one in series}
-    ranges = [f"{name} {w.format_range(values)}" for name, values in known.items()]
-    told = f"Over the steps: {'; '.join(ranges)}."
-    log_y = not any(y == 0 for one in series for y in one.y)
-    return doc.LineChart(name, caption, told, series, y_label, "step", **{"log_y": log_y, **more})
+    values = {curve.name: [y for y in curve.y if y is not None] for curve in series}
+    ranges = "; ".join(f"{label} {w.format_range(ys)}" for label, ys in values.items())
+    log_y = not any(y == 0 for ys in values.values() for y in ys)
+    return doc.LineChart(
+        name,
+        caption,
+        f"Over the steps: {ranges}.",
+        series,
+        y_label,
+        "step",
+        log_y=log_y,
+        rules=rules,
+    )
 
 
 def _values(tracking: Tracking, field: str) -> list[Value]:
-    found = [(point, getattr(point, field)) for point in tracking.points]
     return [
-        (point.step, value, _describe_point(point)) for point, value in found if value is not None
+        (point.step, value, _describe_point(point))
+        for point in tracking.points
+        if (value := getattr(point, field)) is not None
     ]
 
 
@@ -219,87 +255,108 @@ def _series(name: str, values: Sequence[Value]) -> list[doc.Series]:
 
 
 def _layer_charts(tracking: Tracking) -> list[doc.LineChart]:
-    if not (points := [point for point in tracking.points if point.layers]):
+    points = [point for point in tracking.points if point.layers]
+    if not points:
         return []
     last = points[-1].layers
-    steps = [point.step for point in points]
-    names = sorted(last, key=lambda name: -last[name])[:MOST_LINES]
+    names = sorted(last, key=lambda name: -last[name])[: EXTENT.lines]
     ends = ", ".join(f"{name} {w.format_number(last[name])}" for name in names)
-    which = (
-        f"the {MOST_LINES} sharpest of {len(last)} layers"
-        if len(last) > MOST_LINES
-        else "each layer"
-    )
-    told = f"‖H‖ of {which} over the steps; at the end {ends}."
-    curves = {name: [point.layers.get(name) for point in points] for name in names}
-    pairs = zip(curves.items(), w.ramp(range(len(names))), strict=True)
-    series = [doc.Series(name, norms, steps, color) for (name, norms), color in pairs]
-    return [doc.LineChart("layers", f"‖H‖ of {which}", told, series, "‖H‖", "step", log_y=True)]
+    shown = "each layer"
+    if len(last) > len(names):
+        shown = f"the {len(names)} sharpest of {len(last)} layers"
+    description = f"‖H‖ of {shown} over the steps; at the end {ends}."
+    series = [
+        doc.Series(
+            name,
+            [point.layers.get(name) for point in points],
+            [point.step for point in points],
+            color,
+        )
+        for name, color in zip(names, w.ramp(range(len(names))), strict=True)
+    ]
+    return [
+        doc.LineChart("layers", f"‖H‖ of {shown}", description, series, "‖H‖", "step", log_y=True)
+    ]
 
 
 def _point_blocks(tracking: Tracking) -> list[doc.Block]:
-    points = tracking.points
-    few = spread_out(tracking.points, MOST_ROWS)
-    blocks: list[doc.Block] = [doc.Table("Measurements", _columns(few))] if few else []
-    if len(few) < len(points):
-        shown = f"{len(few)} of {len(points)} measurements are shown; .points has all."
-        blocks = [
-            doc.Table("Measurements", _columns(few), text_only=True),
-            doc.Table("Measurements", _columns(spread_out(points, MOST_PAGE_ROWS)), page_only=True),
-            doc.Paragraph(shown, text_only=True),
-        ]
-    settings = {
+    settings: dict[str, Any] = {
         "optimizer": tracking.optimizer or "not given: the limit is that of gradient descent",
-        **{
-            name: getattr(tracking, name)
-            for name in ("curvature", "examples", "every", "max_overhead")
-        },
+        "curvature": tracking.curvature,
+        "examples": tracking.examples,
+        "every": tracking.every,
+        "max_overhead": tracking.max_overhead,
         "seconds": w.format_number(tracking.seconds),
         "seed": tracking.seed,
         **tracking.versions,
     }
     return [
-        *blocks,
+        *_point_tables(tracking.points),
         *w.note_paragraphs(tracking.notes),
         doc.Facts("Settings", w.write_pairs(settings)),
     ]
 
 
+def _point_tables(points: Sequence[TrackedPoint]) -> list[doc.Block]:
+    if not points:
+        return []
+    shown = spread_out(points, EXTENT.rows)
+    table = doc.Table("Measurements", _point_columns(shown))
+    if len(shown) == len(points):
+        return [table]
+    remark = f"{len(shown)} of {len(points)} measurements are shown; .points has all."
+    return [
+        replace(table, text_only=True),
+        doc.Table(
+            "Measurements", _point_columns(spread_out(points, EXTENT.page_rows)), page_only=True
+        ),
+        doc.Paragraph(remark, text_only=True),
+    ]
+
+
 def spread_out(points: Sequence[TrackedPoint], most: int) -> Sequence[TrackedPoint]:
+    """Return at most so many of the points, evenly spaced, with the first and the last one."""
     if len(points) <= most:
         return points
     return [points[round(number * (len(points) - 1) / (most - 1))] for number in range(most)]
 
 
-def _columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:
-    columns = []
-    for heading, field, importance in COLUMNS:
-        values = [getattr(point, field) for point in points]
-        keys = [math.nan if value is None else value for value in values]
-        write = (
-            w.format_ratio
-            if field == "lr_over_limit"
-            else str
-            if field == "step"
-            else w.format_number
-        )
-        cells = ["" if value is None else write(value) for value in values]
-        if field == "norm":
-            rough = [not point.converged and not math.isnan(point.norm) for point in points]
-            cells = [f"~{cell}" if mark else cell for cell, mark in zip(cells, rough, strict=True)]
-        marks = (
-            ["diverged" if key >= 1 else "" for key in keys] if field == "lr_over_limit" else None
-        )
-        columns.append(doc.Column(heading, cells, importance, keys=keys, marks=marks))
-    sharpest = [
-        max(point.layers, key=point.layers.__getitem__) if point.layers else "" for point in points
+def _point_columns(points: Sequence[TrackedPoint]) -> list[doc.Column]:
+    norms = [
+        w.mark_doubt(w.format_number(point.norm), point.converged or math.isnan(point.norm))
+        for point in points
     ]
-    columns.append(w.name_column("sharpest layer", sharpest, 2))
-    return [column for column in columns if any(column.cells)]
+    ratios = _point_column("lr / limit", points, "lr_over_limit", 8)
+    ratio_cells = w.map_known([point.lr_over_limit for point in points], w.format_ratio, "")
+    marks = [w.text_if(ratio >= 1, "diverged") for ratio in _numbers(points, "lr_over_limit")]
+    sharpest = [max(point.layers, key=point.layers.__getitem__, default="") for point in points]
+    return [
+        replace(
+            _point_column("step", points, "step", 9), cells=[str(point.step) for point in points]
+        ),
+        _point_column("loss", points, "loss", 7),
+        _point_column("training loss", points, "training_loss", 3),
+        _point_column("lr", points, "lr", 6),
+        replace(_point_column("‖H‖", points, "norm", 8), cells=norms),
+        _point_column("lr·‖H‖", points, "lr_times_norm", 7),
+        replace(ratios, cells=ratio_cells, marks=marks),
+        w.name_column("sharpest layer", sharpest, 2),
+    ]
+
+
+def _point_column(
+    heading: str, points: Sequence[TrackedPoint], field: str, importance: int
+) -> doc.Column:
+    cells = w.map_known([getattr(point, field) for point in points], w.format_number, "")
+    return doc.Column(heading, cells, importance, keys=_numbers(points, field))
+
+
+def _numbers(points: Sequence[TrackedPoint], field: str) -> list[float]:
+    return w.map_known([getattr(point, field) for point in points], float, math.nan)
 
 
 def _describe_point(point: TrackedPoint) -> str:
     if math.isnan(point.norm) and point.note:
         return point.note
     rate = "" if point.lr is None else f", lr {w.format_number(point.lr)}"
-    return f"loss {w.format_number(point.loss)}{rate}{f' ({point.note})' if point.note else ''}"
+    return f"loss {w.format_number(point.loss)}{rate}{w.text_if(point.note, f' ({point.note})')}"

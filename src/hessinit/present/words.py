@@ -1,28 +1,34 @@
-"""Numbers and names as people read them, columns of names, notes, and the colours of curves."""
+"""Numbers and names as people read them, columns, notes, and the colours of curves."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
-from typing import Any
+from typing import Any, TypeVar
 
-from hessinit.present.document import Column, Numbers, Paragraph, Series
+from hessinit.present.document import Color, Column, Numbers, Paragraph, Series
 from hessinit.results.curvature_report import Estimate
 
 LONGEST_NAME = 80  # letters: a longer one would bury the sentence or the table that it stands in
-# Control characters, marks that reorder text, lone surrogates: a name from a file must not steer a
-# terminal.
+# Control characters, marks that reorder text, lone surrogates: a name from a file must not control
+# the terminal.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+T = TypeVar("T")
+R = TypeVar("R")
+U = TypeVar("U")
 
 LOGARITHMIC_FROM = 5.0  # ratio of the largest to the smallest value on an axis
 CURVES = ("blue", "orange", "green", "purple", "sky", "grey")  # vermilion is hessinit's
 
 
 def format_number(number: float, digits: int = 3) -> str:
-    """Write a number with so many significant figures, in scientific form (with two) below 1e-4 and from 1e5.
+    """Write a number with so many significant figures.
+
+    Below 1e-4 and from 1e5 on it is in scientific form, with two figures.
 
     >>> [format_number(x) for x in (64.0, 0.30649, 1234.5, 1.234e-7, -99999.0, 0.0, float("inf"))]
     ['64', '0.306', '1230', '1.2e-07', '-1.0e+05', '0', 'inf']
@@ -50,16 +56,29 @@ def format_times(ratio: float) -> str:
 
 
 def format_estimate(estimate: Estimate | None) -> str:
-    """Write an estimate's value, with `~` before it when it did not converge; nothing for None."""
-    return (
-        ""
-        if estimate is None
-        else ("" if estimate.converged else "~") + format_number(estimate.value)
-    )
+    """Write an estimate's value, with `~` before it when it did not converge; "" for None."""
+    if estimate is None:
+        return ""
+    return mark_doubt(format_number(estimate.value), estimate.converged)
+
+
+def mark_doubt(text: str, converged: bool) -> str:
+    """Write `~` before a number that did not converge."""
+    return f"{text_if(not converged, '~')}{text}"
+
+
+def text_if(condition: object, text: str) -> str:
+    """Return a clause that a sentence has only where the condition holds; "" elsewhere."""
+    return text if condition else ""
+
+
+def map_known(values: Iterable[T | None], function: Callable[[T], R], unknown: U) -> list[R | U]:
+    """Apply the function to each value; `unknown` stands where there is none."""
+    return [unknown if value is None else function(value) for value in values]
 
 
 def format_mean(mean: float, error: float) -> str:
-    """Write a mean with three figures and its standard error with as many decimals; nan is no error.
+    """Write a mean with three figures, and its standard error (nan: none) with as many decimals.
 
     An error that would show as 0 has two figures.
 
@@ -80,9 +99,10 @@ def format_mean(mean: float, error: float) -> str:
 
 def format_range(numbers: Iterable[float], to: str = " to ", digits: int = 3) -> str:
     """Write the smallest and the largest number, once if they look the same; nan is left out."""
-    known = [number for number in numbers if not math.isnan(number)]
-    limits = [format_number(end, digits) for end in (min(known), max(known))] if known else []
-    return to.join(dict.fromkeys(limits))
+    comparable = [number for number in numbers if not math.isnan(number)]
+    if not comparable:
+        return ""
+    return to.join(dict.fromkeys([format_number(end(comparable), digits) for end in (min, max)]))
 
 
 def format_percent(fraction: float, digits: int = 3) -> str:
@@ -91,7 +111,7 @@ def format_percent(fraction: float, digits: int = 3) -> str:
 
 def printable(text: str) -> str:
     r"""Show control characters instead of obeying them: `a\x1b[2J`."""
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def shorten(name: str, most: int = LONGEST_NAME) -> str:
@@ -104,8 +124,7 @@ def shorten(name: str, most: int = LONGEST_NAME) -> str:
 
 def call_layer(name: str) -> str:
     """Name a layer in a sentence; those of an nn.Sequential are numbers: "Layer 0"."""
-    shown = shorten(printable(name))
-    return f"Layer {shown}" if name[:1].isdigit() else shown
+    return text_if(name[:1].isdigit(), "Layer ") + shorten(printable(name))
 
 
 def name_rows(rows: Iterable[Any]) -> list[str]:
@@ -114,24 +133,27 @@ def name_rows(rows: Iterable[Any]) -> list[str]:
 
 
 def count(number: int, noun: str) -> str:
-    """Write a number of things: "1 layer", "1,200 examples"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """Write a number with its noun: "1 layer", "1,200 examples"."""
+    return f"{number:,} {noun}{text_if(number != 1, 's')}"
 
 
-def agree(some: Sequence[object], singular: str, plural: str) -> str:
-    return singular if len(some) == 1 else plural
+def inflect(subjects: Sequence[object], singular: str, plural: str) -> str:
+    """Return the verb's form for so many subjects."""
+    return singular if len(subjects) == 1 else plural
 
 
 def tell_time(seconds: float | None, gradients: float | None = None) -> str:
     """Write the cost, as " in 0.09 s (4.1 gradients)"."""
-    unit = "" if gradients is None else f" ({format_number(gradients, 2)} gradients)"
-    return "" if seconds is None else f" in {format_number(seconds, 2)} s{unit}"
+    if seconds is None:
+        return ""
+    cost = f" in {format_number(seconds, 2)} s"
+    return cost if gradients is None else f"{cost} ({format_number(gradients, 2)} gradients)"
 
 
 def title(text: str, facts: Mapping[str, Any] | None) -> str:
     """Write a title that names the model's class, where it is known."""
     model = (facts or {}).get("model")
-    return f"{text}: {shorten(str(model))}" if model else text
+    return text + text_if(model, f": {shorten(str(model))}")
 
 
 def format_bytes(number: float) -> str:
@@ -141,10 +163,11 @@ def format_bytes(number: float) -> str:
 
 
 def tell_batches(batches: int) -> str:
-    return f" in {batches} batches" if batches > 1 else ""
+    return text_if(batches > 1, f" in {batches} batches")
 
 
 def unstopped(sentence: str) -> str:
+    """Return the sentence without its full stop."""
     return sentence.strip().rstrip(".")
 
 
@@ -159,6 +182,7 @@ def join_names(names: Sequence[str], most: int = 3) -> str:
 def name_column(
     heading: str, cells: Iterable[str], importance: int = 9, *, wraps: bool = False
 ) -> Column:
+    """Return a column of words."""
     return Column(heading, list(cells), importance, is_number=False, wraps=wraps)
 
 
@@ -168,14 +192,23 @@ def note_paragraphs(texts: Iterable[str]) -> list[Paragraph]:
 
 def write_pairs(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Write names and plain values as text; None is a dash."""
-    shown = {
-        name.replace("_", " "): "–" if value is None else value for name, value in values.items()
-    }
-    return [(name, one if isinstance(one, str) else json.dumps(one)) for name, one in shown.items()]
+    return [(name.replace("_", " "), _write_value(value)) for name, value in values.items()]
+
+
+def write_fields(result: object, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Write these fields of a result."""
+    return write_pairs({name: getattr(result, name) for name in names})
+
+
+def _write_value(value: Any) -> str:
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def write_versions(first: str, versions: Mapping[str, str]) -> str:
-    return f"{', '.join([first, *(f'{name} {version}' for name, version in versions.items())])}."
+    """Write the footer of a page: seeds, then names and versions of packages."""
+    return f"{', '.join([first, *map(' '.join, versions.items())])}."
 
 
 def spans_much(values: Sequence[float]) -> bool:
@@ -183,23 +216,28 @@ def spans_much(values: Sequence[float]) -> bool:
     return bool(values) and min(values) >= 0 and max(values) > LOGARITHMIC_FROM * min(values)
 
 
-def looks(names: Sequence[str]) -> dict[str, Any]:
-    """Return a colour for each curve: hessinit's stands out; "+warmup" has that without it, dashed."""
+def looks(names: Sequence[str]) -> dict[str, tuple[Color, bool]]:
+    """Return the colour of each curve, hessinit's standing out, and whether it is dashed.
+
+    A scheme with "+warmup" has the colour of the one without it, dashed.
+    """
     bases = {name: name.removesuffix("+warmup") for name in names}
-    others = [base for base in dict.fromkeys(bases.values()) if base != "hessinit"]
-    colors = dict(zip(others, cycle(CURVES), strict=False))
-    return {
-        n: {"color": colors.get(base, "vermilion"), "dashed": n != base}
-        for n, base in bases.items()
-    }
+    schemes = [base for base in dict.fromkeys(bases.values()) if base != "hessinit"]
+    colors = dict(zip(schemes, cycle(CURVES), strict=False))
+    return {name: (colors.get(base, "vermilion"), name != base) for name, base in bases.items()}
 
 
 def crosses(
-    name: str, y: Numbers, x: Numbers, details: Sequence[str] | None = None, **style: Any
+    name: str,
+    y: Numbers,
+    x: Numbers,
+    color: Color,
+    dashed: bool = False,
+    details: Sequence[str] | None = None,
 ) -> Series:
     """Return crosses where the curve of that name diverges."""
     return Series(
-        name, y, x, points=True, symbol="cross", in_legend=False, details=details, **style
+        name, y, x, color, dashed, points=True, symbol="cross", in_legend=False, details=details
     )
 
 

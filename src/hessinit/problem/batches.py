@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, argument
 from hessinit.problem.preserve import untouched_random_state, untouched_sources
 
 
@@ -131,8 +131,9 @@ def read_batches(batch: Any) -> list[tuple[str, Batch]]:
         raise ProblemError(
             f"batch is a {type(batch).__name__}; it must be (inputs, targets), or an iterable of "
             "such pairs, as a DataLoader is. For a loss that needs no targets, pass (inputs, "
-            "None); for a dict b, (b, b['labels']), with forward= for a model that takes inputs by "
-            "name."
+            "None); for a dict b, (b, b['labels']), with ",
+            argument("forward"),
+            " for a model that takes inputs by name.",
         )
     pairs = read_few(batch, "one (inputs, targets) pair")
     for index, pair in enumerate(pairs):
@@ -141,13 +142,15 @@ def read_batches(batch: Any) -> list[tuple[str, Batch]]:
         if isinstance(batch, (tuple, list)) and all(isinstance(item, Tensor) for item in batch):
             raise ProblemError(
                 f"batch is a {type(batch).__name__} of {len(batch)} tensors; it must be (inputs, "
-                "targets). Group several inputs: ((x1, x2), targets), with "
-                "forward=lambda model, x: model(*x)."
+                "targets). Group several inputs: ((x1, x2), targets), with ",
+                argument("forward"),
+                "lambda model, x: model(*x).",
             )
         raise ProblemError(
             f"batch {index} is a {type(pair).__name__}; every batch must be a pair (inputs, "
-            "targets). Make pairs of dicts: ((b, b['labels']) for b in loader), with forward= for "
-            "a model that takes inputs by name."
+            "targets). Make pairs of dicts: ((b, b['labels']) for b in loader), with ",
+            argument("forward"),
+            " for a model that takes inputs by name.",
         )
     prefixes = [f"batch {index}: " for index in range(len(pairs))]
     return [

@@ -16,11 +16,12 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parameter import is_lazy
 
 from hessinit.errors import (
+    Argument,
     ProblemError,
     WeightsError,
+    argument,
     check_callable,
     check_number,
-    choose,
     did_you_mean,
     list_of,
 )
@@ -90,8 +91,9 @@ def find_layers(
             names = [layer.name for layer in weights or layers]
             shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
             raise ProblemError(
-                f"layers={pattern!r} fits no parameter of the model; its layers are {shown}."
-                + did_you_mean(pattern, names)
+                argument("layers", pattern),
+                f" fits no parameter of the model; its layers are {shown}.",
+                did_you_mean(pattern, names),
             )
         selected.update(layer.parameter for layer in matches)
     return tuple(layer for layer in layers if layer.parameter in selected)
@@ -106,14 +108,17 @@ def _trainable_weights(layers: list[Layer], trainable: set[str]) -> tuple[Layer,
         names = [layer.name for layer in weights[:3]]
         raise ProblemError(
             f"the model has no trainable weight: all {len(weights)} are frozen "
-            "(requires_grad=False). Unfreeze some, or name the ones to measure: "
-            f"layers={names!r}."
+            "(requires_grad=False). Unfreeze some, or name the ones to measure: ",
+            argument("layers", names),
+            ".",
         )
     if layers:
         names = [layer.name for layer in layers[:3]]
         raise ProblemError(
             "the model has no parameter of two or more dimensions; its vectors are measured when "
-            f"named: layers={names!r}."
+            "named: ",
+            argument("layers", names),
+            ".",
         )
     raise ProblemError("the model has no parameters, so there is no curvature to measure.")
 
@@ -125,8 +130,10 @@ def list_patterns(layers: str | Iterable[str] | None) -> list[str] | None:
         return None
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
         raise ProblemError(
-            f"layers={layers!r} must be names or globs, such as "
-            'layers=["fc1", "encoder.*"]; leave it out to measure every weight.'
+            argument("layers", layers),
+            " must be names or globs, such as ",
+            argument("layers", ["fc1", "encoder.*"]),
+            "; leave it out to measure every weight.",
         )
     return patterns
 
@@ -263,25 +270,13 @@ def check_model(model: Any, forward: Any) -> None:
         check_callable("forward", getattr(forward, "forward", forward), "forward(model, inputs)")
 
 
-def check_arguments(
-    model: Any,
-    loss: Any,
-    forward: Any = None,
-    dtype: Any = None,
-    dropout: str = "freeze",
-    reduction: str = "auto",
-    check: Any = True,
-    precision: str = "auto",
-) -> None:
-    check_model(model, forward)
-    check_callable("loss", loss, "loss(output, target)")
-    if dtype not in (None, torch.float32, torch.float64):
-        choices = "choose torch.float32, torch.float64, or None for the better of float32 and the model's own"
-        raise ProblemError(f"dtype={dtype!r} is not supported; {choices}.")
-    choose("dropout", dropout, ["refuse", "freeze"])
-    choose("reduction", reduction, ["auto", "mean", "sum"])
-    choose("precision", precision, PRECISIONS)
-    check_switches(check=check)
+def check_kind(name: str, value: Any, kind: type, example: str) -> None:
+    """Raise ProblemError unless an argument is one of hessinit's `kind`."""
+    if not isinstance(value, kind):
+        raise ProblemError(
+            f"{name} is a {type(value).__name__}; it must be a hessinit.{kind.__name__}, such as "
+            f"{kind.__name__}({example})."
+        )
 
 
 def check_order(model: nn.Module, loss: Any) -> None:
@@ -303,14 +298,15 @@ def check_whole(name: str, value: Any, at_least: int) -> int:
     except TypeError:
         number = at_least - 1
     if not at_least <= number < 2**63:
-        raise ProblemError(f"{name}={value!r} must be a whole number, {at_least} or more.")
+        rule = f"a whole number, {at_least} or more"
+        raise ProblemError(argument(name, value), f" must be {rule}.")
     return number
 
 
 def check_switches(**switches: Any) -> None:
     for name, value in switches.items():
         if not isinstance(value, bool):
-            raise ProblemError(f"{name}={value!r} must be True or False.")
+            raise ProblemError(argument(name, value), " must be True or False.")
 
 
 def check_tolerance(tolerance: Any) -> float:
@@ -341,8 +337,9 @@ def check_dropout(model: nn.Module, dropout: str) -> None:
     if active:
         raise ProblemError(
             f"dropout is active (train mode) in {', '.join(active)}: every product would see "
-            "another mask, so there is no single Hessian. Call model.eval(), or pass "
-            'dropout="freeze" to keep one mask.'
+            "another mask, so there is no single Hessian. Call model.eval(), or pass ",
+            argument("dropout", "freeze"),
+            " to keep one mask.",
         )
 
 
@@ -365,12 +362,17 @@ def check_finite_inputs(inputs: Any, prefix: str) -> None:
         if tensor.is_floating_point() and not all_finite(tensor) and not _is_mask(tensor):
             bad = ~torch.isfinite(tensor)
             first = tuple(bad.nonzero()[0].tolist())
-            hint = "Leave these examples out, or replace the values (torch.nan_to_num)"
+            hint: list[str | Argument] = [
+                "Leave these examples out, or replace the values (torch.nan_to_num)"
+            ]
             if bool(tensor.isinf().any()):
-                hint = f"Scale them if they are beyond {tensor.dtype}, or measure at dtype=torch.float64"
+                dtype = argument("dtype", torch.float64)
+                hint = [f"Scale them if they are beyond {tensor.dtype}, or measure at ", dtype]
             raise ProblemError(
                 f"{prefix}the inputs hold {int(bad.sum())} NaN or inf among {tensor.numel()} "
-                f"values (the first at {first}); all must be finite. {hint}."
+                f"values (the first at {first}); all must be finite. ",
+                *hint,
+                ".",
             )
 
 
@@ -397,11 +399,13 @@ def _is_mask(tensor: Tensor) -> bool:
 def check_output(output: Any, forward: Any) -> None:
     """Refuse what is not one tensor of real numbers in float32 or better."""
     if not isinstance(output, Tensor):
-        caller = "the model" if forward is None else "forward="
+        caller = "the model" if forward is None else argument("forward")
         kind, expression = _describe_structure(output)
         raise ProblemError(
-            f"{caller} returned {kind}; curvature needs one tensor. Pass "
-            f"forward=lambda model, x: {expression}."
+            caller,
+            f" returned {kind}; curvature needs one tensor. Pass ",
+            argument("forward"),
+            f"lambda model, x: {expression}.",
         )
     if output.is_complex():
         raise ProblemError(
@@ -478,8 +482,9 @@ def check_graph(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> Non
             f"the loss depends on {name} not only through the model's output: by a penalty, by an "
             "auxiliary loss that the forward keeps in an attribute, or by a layer that the loss "
             "uses, too. Leave a penalty out (c·‖w‖² adds 2c to every eigenvalue of the exact "
-            "Hessian); return anything else as a further column of the output (forward=) and take "
-            "it from there in the loss."
+            "Hessian); return anything else as a further column of the output (",
+            argument("forward"),
+            ") and take it from there in the loss.",
         )
     check_no_reentrant_checkpoints(output)
 
@@ -542,8 +547,9 @@ def _check_forward_repeats(problem: FunctionalProblem, batch: Batch, call: First
         if again.shape != output.shape or not agree(again, output):
             raise ProblemError(
                 "the model's output changes from call to call on the same batch, so there is no "
-                "single Hessian. Make the forward deterministic (model.eval()), or pass "
-                'dropout="freeze" to keep one draw.'
+                "single Hessian. Make the forward deterministic (model.eval()), or pass ",
+                argument("dropout", "freeze"),
+                " to keep one draw.",
             )
     return False
 
@@ -565,10 +571,13 @@ def _check_loss_repeats(problem: FunctionalProblem, batch: Batch, call: FirstCal
         if not agree(problem.loss_of(output, batch, draw=draw).detach(), loss):
             raise ProblemError(
                 "the loss changes from call to call on the same output, so there is no single "
-                'Hessian: it draws random numbers (dropout="freeze" keeps one draw), keeps a state '
-                "where none is looked for (in an attribute in __slots__, say), or reads what the "
+                "Hessian: it draws random numbers (",
+                argument("dropout", "freeze"),
+                " keeps one draw), keeps a state where none is looked for (in an attribute in __slots__, say), or reads what the "
                 "forward leaves in an attribute of the model. Make it a function of its two "
-                "arguments; with forward= the model can give it more columns of output."
+                "arguments; with ",
+                argument("forward"),
+                " the model can give it more columns of output.",
             )
 
 

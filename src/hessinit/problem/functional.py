@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 
-from hessinit.errors import DerivativeError, ProblemError
+from hessinit.errors import DerivativeError, ProblemError, argument
 from hessinit.problem import checks
 from hessinit.problem.batches import Batch, cast, map_tensors, read_batches, tensors_in
 from hessinit.problem.checks import Layer, check_apart, check_present, check_values, find_layers
@@ -52,8 +52,9 @@ def explained(
         call = "model(**x)" if isinstance(inputs, Mapping) else "model(*x)"
         raise ProblemError(
             f"the model, called with one {type(inputs).__name__}, failed: {failure}. If it takes "
-            f"its inputs one by one, pass forward=lambda model, x: {call}; several batches are "
-            "passed as a list."
+            "its inputs one by one, pass ",
+            argument("forward"),
+            f"lambda model, x: {call}; several batches are passed as a list.",
         ) from failure
     except (RuntimeError, ValueError, IndexError) as failure:
         if str(failure) == RECOMPUTES:
@@ -62,8 +63,9 @@ def explained(
             raise ProblemError(
                 "the forward differentiates by a tensor that is held constant while measuring: a "
                 "parameter that is frozen or not among the measured layers (by default biases and "
-                f'norm gains are not). layers="{checks.EVERYTHING}" measures all that are '
-                "trained."
+                "norm gains are not). ",
+                argument("layers", checks.EVERYTHING),
+                " measures all that are trained.",
             ) from failure
         if converted and _MIXED.search(str(failure)):
             raise ProblemError(
@@ -160,8 +162,9 @@ def explained_derivatives(*, of_loss: bool = False) -> Iterator[None]:
                 "torch.exp and sums."
             ) from failure
         raise DerivativeError(
-            f"torch has no second derivative of {name}. Leave the weights before it out (layers=), "
-            "or write the function with others, such as torch.exp, sums and square roots."
+            f"torch has no second derivative of {name}. Leave the weights before it out (",
+            argument("layers"),
+            "), or write the function with others, such as torch.exp, sums and square roots.",
         ) from failure
 
 
@@ -185,7 +188,9 @@ def explained_memory(problem: FunctionalProblem) -> Iterator[None]:
         raise ProblemError(
             f"out of memory on {problem.device} with {problem.examples} examples and {weights:,} "
             "weights. Pass fewer examples (all batches are held at once), or measure fewer layers "
-            "(layers=...), or a single curvature without top, trace or density."
+            "(",
+            argument("layers"),
+            "), or a single curvature without top, trace or density.",
         ) from failure
 
 
@@ -241,6 +246,11 @@ class FunctionalProblem:
         widest = torch.float64 if torch.float64 in dtypes else torch.float32
         self.dtype = problem.dtype or widest
         self.converts = dtypes != {self.dtype}
+        # A recomputation finds the model's own tensors: of another dtype, or buffers that it would
+        # write to.
+        training = (module for module in self.model.modules() if module.training)
+        stateful = any(True for module in training for _ in module.buffers(recurse=False))
+        self._guarded = self.converts or stateful
         self.loss = problem.loss
         self.forward = problem.forward
         self.seed = problem.seed
@@ -406,15 +416,10 @@ class FunctionalProblem:
             inputs = cast(inputs, dtype, self.device)
         inputs = map_tensors(torch.clone, inputs)
         draws = Draws(self.seed + draw, self.device)
-        # A recomputation finds the model's own tensors: of another dtype, or buffers that it would
-        # write to.
-        training = (module for module in self.model.modules() if module.training)
-        stateful = any(True for module in training for _ in module.buffers(recurse=False))
-        guarded = self.converts or stateful
         with (
             self._users_default_device(),
             explained(self.model, batch.inputs, self.forward, self.converts),
-            disable_saved_tensors_hooks(RECOMPUTES) if guarded else contextlib.nullcontext(),
+            disable_saved_tensors_hooks(RECOMPUTES) if self._guarded else contextlib.nullcontext(),
             contextlib.nullcontext() if plain else Substitutes(),
             torch.autocast(self.device.type, torch.bfloat16, enabled=self._in_bf16(dtype)),
         ):

@@ -41,13 +41,7 @@ _SIGNALS = [number for number in signal.Signals if number.name in {"SIGINT", "SI
 # Our modules that call the user's code where it may take long, and where nothing is being put back.
 _CALLERS = tuple(
     f"hessinit.{name}"
-    for name in (
-        "training.",
-        "problem.functional",
-        "problem.batches",
-        "init.model_call",
-        "init.recorder",
-    )
+    for name in ("training.", "problem.functional", "problem.batches", "init.recorder")
 )
 _deferred: set[int] = set()  # whose handlers are replaced
 _arrived: dict[int, Callable[[], Any]] = {}  # the calls of their handlers that wait
@@ -154,14 +148,9 @@ class Draws:
         for generator in self._generators:
             generator.manual_seed(seed)
         self._states = [generator.get_state() for generator in self._generators]
-        self._seed_others(seed)
-        self._next = (random.random(), numpy.random.random_sample())
-        self._seed_others(seed)
-
-    @staticmethod
-    def _seed_others(seed: int) -> None:
         random.seed(seed)
         numpy.random.seed(seed % 2**32)
+        self._next = _first_numbers(seed)
 
     def happened(self) -> bool:
         """Whether anything was drawn since the seeding; ask once, for asking draws."""
@@ -169,6 +158,12 @@ class Draws:
         if any(not torch.equal(generator.get_state(), state) for generator, state in states):
             return True
         return (random.random(), numpy.random.random_sample()) != self._next
+
+
+@functools.lru_cache(maxsize=8)
+def _first_numbers(seed: int) -> tuple[float, float]:
+    """What the generators of Python and numpy give first after this seed."""
+    return random.Random(seed).random(), numpy.random.RandomState(seed % 2**32).random_sample()
 
 
 Convert = Callable[[Tensor], Tensor]
@@ -620,9 +615,10 @@ def _namespaces(function: types.FunctionType) -> list[tuple[dict[str, Any], list
     namespaces = [function.__globals__]
     for name in names:
         module = function.__globals__.get(name)
-        if isinstance(module, types.ModuleType):
-            if module.__name__.partition(".")[0] not in _LIBRARIES:
-                namespaces.append(vars(module))
+        if not isinstance(module, types.ModuleType):
+            continue
+        if module.__name__.partition(".")[0] not in _LIBRARIES:
+            namespaces.append(vars(module))
     return [(namespace, [name for name in names if name in namespace]) for namespace in namespaces]
 
 

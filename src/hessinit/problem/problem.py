@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, argument, check_callable, choose
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.checks import (
-    check_arguments,
+    PRECISIONS,
     check_model,
     check_order,
+    check_switches,
     check_whole,
     list_patterns,
 )
@@ -63,16 +64,18 @@ class Problem:
     check: bool = True
 
     def __post_init__(self) -> None:
-        check_arguments(
-            self.model,
-            self.loss,
-            self.forward,
-            self.dtype,
-            self.dropout,
-            self.reduction,
-            self.check,
-            self.precision,
-        )
+        check_model(self.model, self.forward)
+        check_callable("loss", self.loss, "loss(output, target)")
+        if self.dtype not in (None, torch.float32, torch.float64):
+            raise ProblemError(
+                argument("dtype", self.dtype),
+                " is not supported; choose torch.float32, torch.float64, or "
+                "None for the better of float32 and the model's own.",
+            )
+        choose("dropout", self.dropout, ["refuse", "freeze"])
+        choose("reduction", self.reduction, ["auto", "mean", "sum"])
+        choose("precision", self.precision, PRECISIONS)
+        check_switches(check=self.check)
         check_order(self.model, self.loss)
         self._set("seed", check_whole("seed", self.seed, at_least=0))
         # An iterator can be read only once.

@@ -275,9 +275,8 @@ def on_all_ranks(
             bound = inspect.signature(verb).bind(*args, **kwargs)
             bound.apply_defaults()
             if split is None or split == "each":
-                model = next(iter(bound.arguments.values()))
-                if isinstance(model, Problem):
-                    model = model.model
+                problem = bound.arguments["problem"]
+                model = problem.model if isinstance(problem, Problem) else problem
                 _refuse_one_rank_alone(verb.__name__, split, model, _TOGETHER)
                 with _made_by(None):
                     return verb(*args, **kwargs)
@@ -288,10 +287,12 @@ def on_all_ranks(
                 if run is not None:
                     batches = ranks.join(batches)
                     bound.arguments["distributed"] = None
-                _replace_batch(bound.arguments, batches)
+                pairs = [(batch.inputs, batch.targets) for batch in batches]
+                problem = replace(bound.arguments["problem"], batch=pairs)
+                bound.arguments["problem"] = problem
                 work = functools.partial(verb, *bound.args, **bound.kwargs)
                 with _made_by(None if run else ranks):
-                    return work() if run is None else run(ranks, options["model"], work)
+                    return work() if run is None else run(ranks, problem.model, work)
 
         return called
 
@@ -303,20 +304,9 @@ def _options_of(arguments: dict[str, Any]) -> dict[str, Any]:
 
     A model, a loss and a batch become the problem: an iterator gives its batches once.
     """
-    options = {**arguments, **arguments.get("options", {})}
-    if "problem" in options:
-        problem = as_problem(options.pop("problem"), options["loss"], options["batch"])
-        arguments.update(problem=problem, loss=None, batch=None)
-        options |= {field.name: getattr(problem, field.name) for field in fields(problem)}
-    return options
-
-
-def _replace_batch(arguments: dict[str, Any], batches: list[Batch]) -> None:
-    pairs = [(batch.inputs, batch.targets) for batch in batches]
-    if "problem" in arguments:
-        arguments["problem"] = replace(arguments["problem"], batch=pairs)
-    else:
-        arguments["batch"] = pairs
+    problem = as_problem(arguments["problem"], arguments["loss"], arguments["batch"])
+    arguments.update(problem=problem, loss=None, batch=None)
+    return {**arguments, **{field.name: getattr(problem, field.name) for field in fields(problem)}}
 
 
 @contextlib.contextmanager

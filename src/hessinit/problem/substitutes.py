@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from hessinit.errors import ProblemError
+from hessinit.errors import ProblemError, argument
 
 
 class Substitutes(TorchFunctionMode):
@@ -47,7 +47,9 @@ def _embedding_bag(
         raise ProblemError(
             "EmbeddingBag has no second derivative with mode='max' or any of "
             f"{', '.join(refused)}; use mode='sum' or 'mean' without these options, or leave it "
-            "out (layers=)."
+            "out (",
+            argument("layers"),
+            ").",
         )
     if offsets is None:
         offsets = torch.arange(0, input.numel(), input.shape[1], device=input.device)

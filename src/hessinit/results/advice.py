@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from hessinit.errors import ProblemError, check_number, check_positive, choose
+from hessinit.errors import ProblemError, argument, check_number, check_positive, choose
 from hessinit.results.curvature_report import Estimate, largest_magnitude
 from hessinit.results.initialization import Trial
 from hessinit.results.result import LATER, Result, presenter
@@ -47,16 +47,16 @@ class Descent:
     @property
     def lasting(self) -> float:
         """How far a unit of rate moves a weight in the end, under a constant gradient of 1."""
-        return 1 / (1 - self.momentum) if self.momentum else 1.0
+        return 1 / (1 - self.momentum)
 
     def best(self, norm: float) -> float:
         """Return the rate at which no step, nor what lasts of it, is longer than `1/norm`."""
-        first = 1 + self.momentum if self.nesterov else 1.0
-        return 1 / (norm * max(self.lasting, first)) if norm else math.inf
+        longest = max(self.lasting, 1 + self.momentum * self.nesterov)
+        return 1 / (norm * longest) if norm else math.inf
 
     def stability_limit(self, norm: float) -> float:
         """Return the largest stable rate on a quadratic of this norm."""
-        strength = 1 + 2 * self.momentum if self.nesterov else 1
+        strength = 1 + 2 * self.momentum * self.nesterov
         return (2 + 2 * self.momentum) / (strength * norm) if norm else math.inf
 
     def norm(self, top: Estimate, bottom: Estimate) -> Estimate:
@@ -73,12 +73,16 @@ class Descent:
 def named_descent(optimizer: str, momentum: float | None, weight_decay: float | None) -> Descent:
     """Return the descent of that name; the momentum is 0.9, except for "sgd", unless given."""
     choose("optimizer", optimizer, list(DESCENTS))
-    usual = 0.0 if optimizer == "sgd" else 0.9
+    usual = {"sgd": 0.0}.get(optimizer, 0.9)
     strength = usual if momentum is None else check_fraction("momentum", momentum)
     if optimizer == "sgd" and strength:
         raise ProblemError(
-            f"momentum={momentum!r} and optimizer='sgd' do not go together: plain gradient descent "
-            "has none. Pass optimizer='momentum' or 'nesterov', or leave it out."
+            argument("momentum", momentum),
+            " and ",
+            argument("optimizer", "sgd"),
+            " do not go together: plain gradient descent has none. Pass ",
+            argument("optimizer", "momentum"),
+            " or 'nesterov', or leave it out.",
         )
     decay = 0.0 if weight_decay is None else weight_decay
     return Descent(momentum=strength, nesterov=optimizer == "nesterov", weight_decay=decay)
@@ -196,14 +200,13 @@ def advise_descent(
     norm = descent.norm(top, bottom)
     why_best, why_stable = say.explain_descent(descent, norm.value)
     best = descent.best(norm.value)
-    stable = descent.stability_limit(norm.value)
     flat = 0 < norm.value < FLAT_INITIALIZATION
     return LearningRateAdvice(
         optimizer=str(descent),
         lr=lr,
         learning_rate=best,
         learning_rate_reason=why_best,
-        stable_learning_rate=stable,
+        stable_learning_rate=descent.stability_limit(norm.value),
         stable_reason=why_stable,
         warmup=untried_warmup(lr, best),
         norm=norm,
@@ -217,11 +220,10 @@ def with_trials(
 ) -> LearningRateAdvice:
     """The advice with the rate that follows from trials, and with the warmup that was tried."""
     say = presenter("advice")
-    reason = say.explain_trials(tried)
     return replace(
         advice,
         learning_rate=tried.rate,
-        learning_rate_reason=reason,
+        learning_rate_reason=say.explain_trials(tried),
         stable_reason=say.explain_limit(
             advice.stable_reason, advice.stable_learning_rate, tried.trials
         ),

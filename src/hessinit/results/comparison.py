@@ -1,4 +1,4 @@
-"""Short trainings of schemes × learning rates × seeds as plain data, and which scheme trains best."""
+"""Short trainings of schemes × learning rates × seeds as plain data, and which one is best."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hessinit.results.result import LATER, PlainData, Result
 
 NETWORK = "network"  # the name under which `norms` holds the norm of all weights together
 MOST_POINTS = 50  # points of a loss curve
-DIGITS = 5  # significant digits of a loss curve, so that records stay small; first and final loss keep all
+# Significant digits of a loss curve, so that records stay small; first and final loss keep all.
+DIGITS = 5
 
 
 def window(steps: int) -> int:
@@ -64,13 +65,14 @@ class Comparison(Result):
     learning rate. Two comparisons are equal when they hold the same numbers; the time they took
     does not count.
 
-    >>> shared = {"learning_rate": 0.1, "losses": (2.0,), "first_loss": 2.3, "steps_done": 20, "seconds": 1}
-    >>> runs = tuple(
-    ...     Run(scheme=scheme, seed=seed, final_loss=loss, diverged=False, norms=None, **shared)
-    ...     for scheme, seed, loss in [("he", 0, 1.0), ("he", 1, 1.4), ("lsuv", 0, 0.5), ("lsuv", 1, 0.7)])
+    >>> def run(scheme, seed, loss):
+    ...     return Run(
+    ...         scheme=scheme, learning_rate=0.1, seed=seed, losses=(2.0,), first_loss=2.3,
+    ...         final_loss=loss, steps_done=20, diverged=False, norms=None, seconds=1)
+    >>> runs = (run("he", 0, 1.0), run("he", 1, 1.4), run("lsuv", 0, 0.5), run("lsuv", 1, 0.7))
     >>> comparison = Comparison(
-    ...     kind="compare", schemes=("he", "lsuv"), learning_rates=(0.1,), seeds=(0, 1), runs=runs, steps=20,
-    ...     batch_size=8, optimizer="sgd", examples=100)
+    ...     kind="compare", schemes=("he", "lsuv"), learning_rates=(0.1,), seeds=(0, 1), runs=runs,
+    ...     steps=20, batch_size=8, optimizer="sgd", examples=100)
     >>> comparison.loss("he", 0.1), round(comparison.error("he", 0.1), 3), comparison.best
     (1.2, 0.2, ('lsuv', 0.1))
     >>> Comparison.from_json(comparison.to_json()) == comparison
@@ -89,15 +91,12 @@ class Comparison(Result):
     batch_size: int
     optimizer: str
     examples: int
-    warmup: int | None = (
-        None  # steps of the schemes with "+warmup"; None where there is none of them
-    )
+    warmup: int | None = None  # steps of the schemes with "+warmup", where there is one
     stds: tuple[float, ...] = ()
     rate_dependent: tuple[str, ...] = ()
     seconds: float | None = field(default=None, compare=False)
     notes: tuple[str, ...] = ()
-    # The mean loss of mini-batches at the best output that ignores the inputs; None where it is not
-    # known.
+    # The mean loss of mini-batches at the best output that ignores the inputs; None if unknown.
     constant_loss: float | None = field(default=None, metadata=LATER)
     settings: dict[str, Any] = field(default_factory=dict)  # what else was asked for: plain data
     versions: dict[str, str] = field(default_factory=dict)
@@ -107,9 +106,7 @@ class Comparison(Result):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The names of the layers whose norms were measured, in the order they run; without the
-        network.
-        """
+        """The names of the layers whose norms were measured, in the order they run."""
         measured = next((run.norms for run in self.runs if run.norms), {})
         return tuple(name for name in measured if name != NETWORK)
 
@@ -117,8 +114,8 @@ class Comparison(Result):
         """Return the runs of all seeds, in the order of the seeds."""
         choose("scheme", scheme, list(self.schemes))
         if learning_rate not in self.learning_rates:
-            known = ", ".join(map(repr, self.learning_rates))
-            raise ValueError(f"learning_rate={learning_rate!r} was not tried; choose from {known}.")
+            rates = ", ".join(map(repr, self.learning_rates))
+            raise ValueError(f"learning_rate={learning_rate!r} was not tried; choose from {rates}.")
         return tuple(
             run for run in self.runs if (run.scheme, run.learning_rate) == (scheme, learning_rate)
         )
@@ -128,18 +125,16 @@ class Comparison(Result):
         return any(run.applies for run in self.runs if run.scheme == scheme)
 
     def loss(self, scheme: str, learning_rate: float) -> float:
-        """Return the mean final loss over seeds: inf where one is not finite, nan where none
-        applies.
+        """Return the mean final loss over seeds.
+
+        It is inf where a loss is not finite, nan where the scheme does not apply.
         """
         if not (losses := self._final_losses(scheme, learning_rate)):
             return math.nan
         return statistics.fmean(losses) if all(map(math.isfinite, losses)) else math.inf
 
     def error(self, scheme: str, learning_rate: float) -> float:
-        """Return the standard error of `loss` over seeds.
-
-        Nan for one seed, or where a loss is not finite.
-        """
+        """Return the standard error of `loss`; nan for one seed, or if a loss is not finite."""
         losses = self._final_losses(scheme, learning_rate)
         if len(losses) < 2 or not all(map(math.isfinite, losses)):
             return math.nan
@@ -149,9 +144,7 @@ class Comparison(Result):
         return sum(run.diverged for run in self.runs_of(scheme, learning_rate))
 
     def norm(self, scheme: str, learning_rate: float | None = None, layer: str = NETWORK) -> float:
-        """Return the mean initial ‖H‖ of a layer, or of the network, over seeds.
-
-        Nan where not measured.
+        """Return the mean initial ‖H‖ of a layer, or of the network; nan where not measured.
 
         For a scheme that depends on the rate, no `learning_rate` means its best one.
         """
@@ -170,31 +163,34 @@ class Comparison(Result):
         )
 
     def learns(self, scheme: str, learning_rate: float) -> bool:
-        """Return whether it trains, and every seed ends below its first loss and a constant
-        output's.
-        """
+        """Return whether the scheme trains, and with every seed learns more than a constant."""
         stuck = any(run.outcome == DID_NOT_LEARN for run in self.runs_of(scheme, learning_rate))
         return self.trains(scheme, learning_rate) and not stuck
 
     def best_rate(self, scheme: str) -> float:
-        """Return the rate of the lowest loss among those at which the scheme trains.
-
-        Nan where none does.
-        """
+        """Return the rate of the lowest loss; nan where the scheme trains at none."""
         rates = [rate for rate in self.learning_rates if self.trains(scheme, rate)]
         return min(rates, key=lambda rate: self.loss(scheme, rate), default=math.nan)
 
     @property
+    def learners(self) -> tuple[str, ...]:
+        """The schemes that learn with every seed at their best rate, the lowest loss first."""
+        rates = {scheme: self.best_rate(scheme) for scheme in self.schemes}
+        losses = {
+            scheme: self.loss(scheme, rate)
+            for scheme, rate in rates.items()
+            if not math.isnan(rate) and self.learns(scheme, rate)
+        }
+        return tuple(sorted(losses, key=losses.__getitem__))
+
+    @property
     def best(self) -> tuple[str, float]:
         """The scheme and the rate of the lowest loss of all, where every seed trains and learns."""
-        rates = {scheme: self.best_rate(scheme) for scheme in self.schemes}
-        trained = [name for name, rate in rates.items() if rate == rate and self.learns(name, rate)]
-        if not trained:
+        if not self.learners:
             raise ValueError(
                 "no scheme learns with every seed at any rate; print(comparison) says more."
             )
-        best = min(trained, key=lambda scheme: self.loss(scheme, rates[scheme]))
-        return best, rates[best]
+        return self.learners[0], self.best_rate(self.learners[0])
 
     def _final_losses(self, scheme: str, learning_rate: float) -> list[float]:
         return [run.final_loss for run in self.runs_of(scheme, learning_rate) if run.applies]

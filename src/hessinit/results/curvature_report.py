@@ -1,4 +1,4 @@
-"""The curvature of a network and of its layers: norms, how far to trust them, and what they mean."""
+"""The curvature of a network and of its layers: norms, and how far to trust them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Estimate:
     @property
     def relative_error(self) -> float:
         """`error / |value|`; 0 when both are 0."""
-        return (
-            0.0 if self.error == 0 else self.error / abs(self.value) if self.value else float("inf")
-        )
+        if self.error == 0:
+            return 0.0
+        return self.error / abs(self.value) if self.value else math.inf
 
 
-# Ends the note on a finding that trial steps have overruled.
+# The end of the note on a finding that trial steps have overruled.
 LEARN_ALL_THE_SAME = "Trial steps on this batch learn all the same."
 
 
@@ -62,11 +62,10 @@ class Spread:
     @property
     def standard_deviation(self) -> float:
         """The standard deviation of the sample (divided by batches − 1); nan for one batch."""
-        # the squares of 1e200 would overflow
-        scale = max(map(abs, self.norms)) or 1.0
         mean = self.mean
         if len(self.norms) < 2 or not math.isfinite(mean):
             return math.nan
+        scale = max(map(abs, self.norms)) or 1.0  # the squares of 1e200 would overflow
         squares = math.fsum(((norm - mean) / scale) ** 2 for norm in self.norms)
         return scale * math.sqrt(squares / (len(self.norms) - 1))
 
@@ -94,7 +93,7 @@ class Density:
 
 
 MATRICES = ["gauss-newton", "hessian"]
-# The reason that stands in place of a measurement of the network where none was asked for.
+# The reason of the network's norm where no measurement of the network was asked for.
 ONLY_BOUNDED = "network=False: only bounded, from below by the sharpest layer"
 
 
@@ -141,8 +140,7 @@ class Diagnostics:
 
 @dataclass(frozen=True, kw_only=True)
 class JacobianBounds:
-    """Norms of the Jacobians before and after a layer, and the bounds on its Gauss-Newton norm
-    (Theorem 2).
+    """Norms of the Jacobians around a layer, and bounds on its Gauss-Newton norm (Theorem 2).
 
     `forward` is the norm of the Jacobian of the layer's input with respect to the network's,
     `backward` of the network's output with respect to the layer's output after its activation:
@@ -164,7 +162,7 @@ class JacobianBounds:
 
     @property
     def converged(self) -> bool:
-        return all(one.converged for one in (self.forward, self.backward) if one is not None)
+        return all(norm.converged for norm in (self.forward, self.backward) if norm is not None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -176,8 +174,10 @@ class LayerCurvature(NamedLayer, PlainData):
     tied weight's other names. `norm` is ‖H‖, the largest absolute eigenvalue; `error`, `converged`,
     `reason` and `products` are its.
 
-    >>> top, bottom = Estimate(3.0, 0.001, True, "converged", 9), Estimate(-4.0, 0.001, True, "converged", 0)
-    >>> layer = LayerCurvature(name="fc1", shape=(10, 4), curvature="hessian", top=top, bottom=bottom)
+    >>> top = Estimate(3.0, 0.001, True, "converged", 9)
+    >>> bottom = Estimate(-4.0, 0.001, True, "converged", 0)
+    >>> layer = LayerCurvature(
+    ...     name="fc1", shape=(10, 4), curvature="hessian", top=top, bottom=bottom)
     >>> layer.norm, layer.top_eigenvalue, layer.products
     (4.0, 3.0, 9)
     """
@@ -234,9 +234,7 @@ class LayerCurvature(NamedLayer, PlainData):
 
     @property
     def indefinite(self) -> bool:
-        """Whether an eigenvalue is negative by more than its error and by more than 1 % of the
-        norm.
-        """
+        """Whether an eigenvalue is below 0 by more than its error and 1 % of the norm."""
         return self.bottom.value < -max(self.bottom.error, 0.01 * self.norm)
 
     @property
@@ -244,11 +242,10 @@ class LayerCurvature(NamedLayer, PlainData):
         """The exact norm over the Gauss-Newton one; None without the latter, 1 when both are 0."""
         if self.approximation is None:
             return None
-        exact = self.norm
         approximate = abs(self.approximation.value)
-        if approximate == 0:
-            return math.nan if math.isnan(exact) else 1.0 if exact == 0 else math.inf
-        return exact / approximate
+        if approximate:
+            return self.norm / approximate
+        return self.norm * math.inf if self.norm else 1.0  # inf, or nan where the norm is nan
 
     @property
     def parameters(self) -> int:
@@ -257,9 +254,7 @@ class LayerCurvature(NamedLayer, PlainData):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerRates:
-    """What `advise` found for an optimizer: the advised rate, the stability limit, and the user's
-    `lr`.
-    """
+    """The advised rate of an optimizer, its stability limit, and the user's `lr`."""
 
     optimizer: str
     learning_rate: float
@@ -292,11 +287,13 @@ class CurvatureReport(ByName[LayerCurvature], Result):
     `findings` say why training is expected to fail: () for a sound network, None where it was not
     judged. `gradient_norm` is that of the loss gradient by the measured weights.
 
-    >>> top, bottom = Estimate(64.0, 0.01, True, "converged", 9), Estimate(0.0, 0.0, True, "semidefinite", 0)
+    >>> top = Estimate(64.0, 0.01, True, "converged", 9)
+    >>> bottom = Estimate(0.0, 0.0, True, "semidefinite", 0)
     >>> rows = {"shape": (10, 4), "curvature": "gauss-newton", "top": top, "bottom": bottom}
-    >>> report = CurvatureReport(layers=(LayerCurvature(name="fc1", **rows),), curvature="gauss-newton",
-    ...                          network=LayerCurvature(name="network", **rows), loss=2.3, examples=32,
-    ...                          tolerance=1e-3, seed=0, engine="gram")
+    >>> report = CurvatureReport(
+    ...     layers=(LayerCurvature(name="fc1", **rows),),
+    ...     network=LayerCurvature(name="network", **rows),
+    ...     curvature="gauss-newton", loss=2.3, examples=32, tolerance=1e-3, seed=0, engine="gram")
     >>> report["fc1"].norm, report.learning_rate, report.stable_learning_rate
     (64.0, 0.015625, 0.03125)
     >>> CurvatureReport.from_json(report.to_json()) == report
@@ -320,9 +317,8 @@ class CurvatureReport(ByName[LayerCurvature], Result):
     gradients: float | None = None
     notes: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
-    rates: OptimizerRates | None = field(
-        default=None, metadata=LATER
-    )  # None: of plain gradient descent only
+    # None: the rates are those of plain gradient descent only.
+    rates: OptimizerRates | None = field(default=None, metadata=LATER)
     findings: tuple[Finding, ...] | None = field(default=None, metadata=LATER)
     gradient_norm: float | None = field(default=None, metadata=LATER)
 
@@ -331,10 +327,7 @@ class CurvatureReport(ByName[LayerCurvature], Result):
 
     @property
     def learning_rate(self) -> float:
-        """γ* = 1/‖H‖, the step of the largest guaranteed decrease.
-
-        A bound without `network_measured`.
-        """
+        """γ* = 1/‖H‖, the step of the largest guaranteed decrease; a bound where ‖H‖ is one."""
         return self.stable_learning_rate / 2
 
     @property
@@ -354,23 +347,15 @@ class CurvatureReport(ByName[LayerCurvature], Result):
 
     @property
     def network_measured(self) -> bool:
-        """Whether the network was measured.
-
-        With network=False its norm is only bounded by the layers'.
-        """
+        """Whether the network was measured; with network=False the layers only bound its norm."""
         return self.network.top.reason != ONLY_BOUNDED
 
     @property
     def converged(self) -> bool:
-        """Whether every norm asked for reached the tolerance.
-
-        For curvature="both", Gauss-Newton's too.
-        """
+        """Whether every norm, and Gauss-Newton's beside an exact one, reached the tolerance."""
         rows = (*self.layers, self.network) if self.network_measured else self.layers
-        approximations = [row.approximation for row in rows if row.approximation is not None]
-        return all(
-            estimate.converged for estimate in (*(row.estimate for row in rows), *approximations)
-        )
+        norms = [norm for row in rows for norm in (row.estimate, row.approximation)]
+        return all(norm.converged for norm in norms if norm is not None)
 
     def advice(
         self,
@@ -380,44 +365,43 @@ class CurvatureReport(ByName[LayerCurvature], Result):
         momentum: float | None = None,
         weight_decay: float | None = None,
     ) -> LearningRateAdvice:
-        """Return rates for gradient descent ("sgd", "momentum" or "nesterov"), and whether to warm
-        up.
-        """
+        """Return rates for gradient descent: "sgd", "momentum" or "nesterov"."""
         from hessinit.results.advice import advise_descent, check_rate, named_descent
 
-        given: object = optimizer
-        if not isinstance(given, str) or given.startswith("adam"):
+        name: object = optimizer  # of any type, whatever the annotation says
+        if not isinstance(name, str) or name.startswith("adam"):
             raise ProblemError(
-                f"a report cannot advise on {given!r}: it takes 'sgd', 'momentum' or 'nesterov', "
-                "as adaptive rates need the gradient. Use hessinit.advise(model, loss, batch, "
+                f"a report cannot advise on {name!r}: it takes 'sgd', 'momentum' or 'nesterov', as "
+                "adaptive rates need the gradient. Use hessinit.advise(model, loss, batch, "
                 "optimizer=...)."
             )
-        facts = {
-            name: getattr(self, name)
-            for name in ("curvature", "loss", "examples", "notes", "versions")
-        }
-        facts |= {
-            "weights": self.names,
-            "parameters": self.network.parameters,
-            "lr": check_rate(lr),
-        }
-        descent = named_descent(optimizer, momentum, weight_decay)
-        return advise_descent(descent, self.network.top, self.network.bottom, **facts)
+        return advise_descent(
+            named_descent(optimizer, momentum, weight_decay),
+            self.network.top,
+            self.network.bottom,
+            lr=check_rate(lr),
+            weights=self.names,
+            parameters=self.network.parameters,
+            curvature=self.curvature,
+            loss=self.loss,
+            examples=self.examples,
+            notes=self.notes,
+            versions=self.versions,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MeasurementPlan(Result):
     """What `measure(…, plan=True)` expects a measurement to cost.
 
-    Nothing was measured but one gradient.
+    Only one gradient was computed and timed. `gradients` are expected, and `seconds` are these
+    times `gradient_seconds`, which one gradient took. `memory` is the expected peak in bytes, with
+    the model's own weights; `training_memory` is that of one gradient on the largest batch.
 
-    `gradients` are expected, and `seconds` are these times `gradient_seconds`, which one gradient
-    took. `memory` is the expected peak in bytes, with the model's own weights; `training_memory` is
-    that of one gradient on the largest batch.
-
-    >>> plan = MeasurementPlan(engine="gram", engine_reason="few outputs", curvature="gauss-newton", layers=3,
-    ...                        parameters=940, examples=32, tolerance=1e-3, gradients=20.0,
-    ...                        gradient_seconds=0.01, memory=3_000_000, training_memory=2_000_000)
+    >>> plan = MeasurementPlan(
+    ...     engine="gram", engine_reason="few outputs", curvature="gauss-newton", layers=3,
+    ...     parameters=940, examples=32, tolerance=1e-3, gradients=20.0, gradient_seconds=0.01,
+    ...     memory=3_000_000, training_memory=2_000_000)
     >>> plan.seconds, plan.training_steps
     (0.2, 1.5)
     """

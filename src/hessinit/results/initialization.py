@@ -15,7 +15,7 @@ from hessinit.results.result import LATER, TRANSIENT, ByName, NamedLayer, Result
 class _Applied(Result):
     """A result that may have written weights."""
 
-    # The way back belongs to the model, not to the data: it is neither compared, shown, stored nor
+    # The way back belongs to the model, not to the data: it is not compared, shown, stored or
     # pickled.
     _go_back: Callable[[], None] | None = field(default=None, compare=False, metadata=TRANSIENT)
 
@@ -25,9 +25,7 @@ class _Applied(Result):
         return self._go_back is not None
 
     def undo(self) -> None:
-        """Put every weight and bias back, in place and bit for bit, whatever happened to them
-        since.
-        """
+        """Put every weight and bias back, in place and bit for bit."""
         if self._go_back is None:
             raise ValueError(
                 "there is nothing to undo: this is a dry run, or a copy of what was applied."
@@ -37,8 +35,7 @@ class _Applied(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedWeight(NamedLayer):
-    """One weight: its true fans, what lies around it, and the standard deviation that the scheme
-    gives it.
+    """One weight: its true fans, what lies around it, and the std that the scheme gives it.
 
     `fan_in`, `fan_out` and `std` (of the drawn entries) have one entry for each block of outputs:
     three for a fused qkv, four for an LSTM's gates, one for most. `variance_correction` makes up
@@ -64,7 +61,8 @@ class PlannedWeight(NamedLayer):
 class SchemePlan(ByName[PlannedWeight], _Applied):
     """What a scheme does to each weight, in the order in which they run; `undo()` takes it back.
 
-    >>> weight = PlannedWeight(name="fc1", shape=(16, 64), fan_in=(64.0,), fan_out=(16.0,), std=(0.125,))
+    >>> fans = {"fan_in": (64.0,), "fan_out": (16.0,)}
+    >>> weight = PlannedWeight(name="fc1", shape=(16, 64), std=(0.125,), **fans)
     >>> plan = SchemePlan(scheme="lecun", layers=(weight,))
     >>> plan["fc1"].std, plan.applied
     ((0.125,), False)
@@ -94,8 +92,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Symmetry:
-    """A scaling that left the function as it was: what it multiplied, and the norm before and
-    after.
+    """A scaling that left the function as it was, and the norm before and after it.
 
     The curvature is that of these weights together, as the optimizer sees it. Scale-free weights
     have a normalization behind them; others were scaled against the gains of the normalizations
@@ -119,8 +116,7 @@ DIVERGED = "diverged"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One candidate of a race: the initial weights `name`, trained for `steps` steps at the rate
-    `lr`.
+    """One candidate of a race: the initial weights `name`, trained for some steps at a rate.
 
     `losses` are those of its mini-batches, each before its step. `score` is the mean loss of the
     last third, on held-out batches where batches come more than once; nan where the candidate
@@ -147,8 +143,9 @@ class Initialization(_Applied):
     weights, or the network's output, were not finite. Reports hold the network alone where layers
     are costly to measure.
 
-    >>> result = Initialization(before=None, after=None, scales={"fc3": 0.5}, target=40.0, rule="network",
-    ...                         scheme="keep", scaling="last", converged=True, reason="within 5 %")
+    >>> result = Initialization(
+    ...     before=None, after=None, scales={"fc3": 0.5}, target=40.0, rule="network",
+    ...     scheme="keep", scaling="last", converged=True, reason="within 5 %")
     >>> Initialization.from_json(result.to_json()) == result, result.applied
     (True, False)
     """
@@ -185,29 +182,20 @@ class Initialization(_Applied):
 
     @property
     def flat_enough(self) -> bool:
-        """Whether a target was left unmet on purpose: sharper weights would not learn faster at the
-        rate.
-        """
+        """Whether a target was left unmet because sharper weights would not learn faster."""
         return not self.converged and self.scaling == "none" and self.kappa is not None
 
     @property
     def learned(self) -> bool:
-        """Whether the winner of the race learned, or nothing is known of it.
-
-        Else nothing was written.
-        """
-        return (
-            not self.trials
-            or not self.trials[0].survived
-            or self.trials[0].outcome in ("", LEARNED)
-        )
+        """Whether the winner of the race learned, as far as is known; else nothing was written."""
+        if not self.trials or not self.trials[0].survived:
+            return True
+        return self.trials[0].outcome in ("", LEARNED)
 
     def save_weights(self, path: str | os.PathLike[str]) -> None:
         """Write the model as it is now as safetensors, whole or not at all.
 
-        Tied weights are stored once.
-
-        `safetensors.torch.load_model(model, path)` reads them back.
+        Tied weights are stored once; `safetensors.torch.load_model(model, path)` reads them back.
         """
         if self._save_weights is None:
             raise ValueError(

@@ -1,6 +1,4 @@
-"""What all results share: strict JSON from the dataclass fields, files, text, notebook, page and
-plot.
-"""
+"""What all results share: strict JSON of the fields, files, text, notebook, page and plot."""
 
 from __future__ import annotations
 
@@ -28,14 +26,14 @@ if TYPE_CHECKING:
 Plain = Any  # None, bool, int, float, str, and lists and dicts of them: what json.loads returns
 Row = TypeVar("Row", covariant=True)
 
-# Metadata of a field that belongs to the live model and is not stored. {"key": …} is a field's name
-# in JSON.
+# Metadata of a field that belongs to the live model and is not stored. {"key": …} names a field in
+# JSON.
 TRANSIENT = {"transient": True}
 # Of a field that files of an earlier version do not have; it then has its default.
 LATER = {"later": True}
-# The modules that define the kinds of results, for `load`: those of the library, and of the paper's
-# experiments, which are a package of their own.
-MODULES = (
+# The modules that define the kinds of results, for `load`, which imports them until it knows the
+# kind: those of the library, and of the paper's experiments, a package of its own that needs torch.
+RESULT_MODULES = (
     "hessinit.results.curvature_report",
     "hessinit.results.initialization",
     "hessinit.results.comparison",
@@ -49,10 +47,8 @@ MODULES = (
 def to_plain(value: object, *, compared: bool = False) -> Plain:
     """Return dataclasses, tuples and mappings as strict JSON can hold them.
 
-    A float keeps every bit.
-
-    Infinity and nan become "inf", "-inf" and "nan". With `compared`, only the fields that are
-    compared count.
+    A float keeps every bit; infinity and nan become "inf", "-inf" and "nan". With `compared`, only
+    the fields that are compared count.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -60,9 +56,9 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
         return float(value) if math.isfinite(value) else str(float(value))
     if is_dataclass(value) and not isinstance(value, type):
         plain = {"kind": value.KIND, "schema": value.SCHEMA} if isinstance(value, Result) else {}
-        for key, one in _stored_fields(type(value)).items():
-            if one.compare or not compared:
-                plain[key] = to_plain(getattr(value, one.name), compared=compared)
+        for key, field in _stored_fields(type(value)).items():
+            if field.compare or not compared:
+                plain[key] = to_plain(getattr(value, field.name), compared=compared)
         return plain
     if isinstance(value, Mapping):
         return {str(key): to_plain(item, compared=compared) for key, item in value.items()}
@@ -75,30 +71,29 @@ def to_plain(value: object, *, compared: bool = False) -> Plain:
 
 
 def from_plain(kind: Any, data: Plain, where: str = "it") -> Any:
-    """Return `data` as the type `kind`, such as a dataclass or `tuple[float, ...]`; refuse what
-    differs.
+    """Return `data` as the type `kind`, such as a dataclass or `tuple[float, ...]`.
+
+    A ValueError says what is of another type, and where.
     """
     origin = typing.get_origin(kind)
     pieces = typing.get_args(kind)
-    if kind is Any:
-        return data
-    if origin in (typing.Union, UnionType):  # with None
-        return None if data is None else from_plain(pieces[0], data, where)
     if kind is float:
         return read_number(data, where)
+    if kind is Any or type(data) is kind:
+        return data
+    if origin in (typing.Union, UnionType):  # with None
+        return data if data is None else from_plain(pieces[0], data, where)
     if origin is tuple and isinstance(data, list):
         kinds = pieces[:1] * len(data) if pieces[-1] is Ellipsis else pieces
         if len(kinds) == len(data):
-            named = enumerate(zip(kinds, data, strict=True))
-            return tuple(from_plain(one, item, f"{where}[{at}]") for at, (one, item) in named)
+            names = [f"{where}[{index}]" for index in range(len(data))]
+            return tuple(map(from_plain, kinds, data, names))
     if origin is dict and isinstance(data, dict):
         return {key: from_plain(pieces[1], item, f"{where}[{key!r}]") for key, item in data.items()}
     if is_dataclass(kind) and isinstance(data, dict):
         return _read_dataclass(kind, data, where)
-    if type(data) is kind:
-        return data
-    wanted = getattr(kind, "__name__", str(kind)) if origin is None else str(kind)
-    raise ValueError(f"{where} is {data!r:.60}, not {wanted}")
+    name = str(kind) if origin else getattr(kind, "__name__", str(kind))
+    raise ValueError(f"{where} is {data!r:.60}, not {name}")
 
 
 def read_number(data: Plain, where: str = "it") -> float:
@@ -116,26 +111,27 @@ def _read_dataclass(kind: Any, data: dict[str, Plain], where: str) -> Any:
     if issubclass(kind, Result):
         kind.check_kind(data, where)
         data = {key: value for key, value in data.items() if key not in ("kind", "schema")}
-    known = _stored_fields(kind)
     hints = _type_hints(kind)
     stored = {
-        key: one for key, one in known.items() if key in data or not one.metadata.get("later")
+        key: field
+        for key, field in _stored_fields(kind).items()
+        if key in data or not field.metadata.get("later")
     }
     for key in (*stored, *data):
         if key not in data or key not in stored:
             raise ValueError(f"{key!r} is {'missing' if key in stored else 'unknown'} in {where}")
     prefix = "" if where == "it" else f"{where}."
-    given = {
-        one.name: from_plain(hints[one.name], data[key], prefix + key)
-        for key, one in stored.items()
+    values = {
+        field.name: from_plain(hints[field.name], data[key], prefix + key)
+        for key, field in stored.items()
     }
-    return kind(**given)
+    return kind(**values)
 
 
 @cache
 def _stored_fields(kind: Any) -> dict[str, Field[Any]]:
-    kept = [one for one in fields(kind) if not one.metadata.get("transient")]
-    return {one.metadata.get("key", one.name): one for one in kept}
+    stored = [field for field in fields(kind) if not field.metadata.get("transient")]
+    return {field.metadata.get("key", field.name): field for field in stored}
 
 
 _type_hints = cache(typing.get_type_hints)
@@ -159,8 +155,9 @@ def _refuse_constant(name: str) -> Plain:
 
 
 class PlainData:
-    """Equality by the stored values, where nan equals nan: data equal what was read back from their
-    JSON.
+    """Equality by the stored values, where nan equals nan.
+
+    Data are equal to what is read back from their JSON.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -227,8 +224,8 @@ class Result(PlainData):
     @classmethod
     def check_kind(cls, data: Plain, source: str) -> None:
         """Refuse data of another kind or schema."""
-        if _kind(data) != cls.KIND:
-            raise ValueError(f"{source} holds {_kind(data)!r}, not {cls.KIND!r}.")
+        if _kind_of(data) != cls.KIND:
+            raise ValueError(f"{source} holds {_kind_of(data)!r}, not {cls.KIND!r}.")
         schema = data.get("schema")
         if type(schema) is not int or schema != cls.SCHEMA:
             raise ValueError(
@@ -269,39 +266,37 @@ class Result(PlainData):
         return presenter().to_notebook(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        for field in fields(self):  # type: ignore[arg-type]
-            if field.metadata.get("transient"):
-                state[field.name] = None
-        return state
+        all_fields = fields(self)  # type: ignore[arg-type]
+        transient = [field.name for field in all_fields if field.metadata.get("transient")]
+        return {**vars(self), **dict.fromkeys(transient)}
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """Read any result that `save` wrote, or the JSON lines of a tracker: the file says what it
-    holds.
+    """Read any result that `save` wrote, or the JSON lines of a tracker.
 
     What `hessinit reproduce --json` printed becomes a list. Only JSON is read, and nothing in it is
     run.
     """
     if not isinstance(path, str | os.PathLike):
         raise ProblemError(f"path={path!r} must be the name of a file that hessinit wrote.")
-    for module in MODULES:
-        import_module(module)
     data = _parse(Path(path).read_bytes(), str(path))
     if isinstance(data, list) and data:
-        return [_read_result(each, f"{path}[{at}]") for at, each in enumerate(data)]
+        return [_read_result(item, f"{path}[{index}]") for index, item in enumerate(data)]
     return _read_result(data, str(path))
 
 
 def _read_result(data: Plain, source: str) -> Result:
-    kind = _kind(data)
-    known = ", ".join(map(repr, Result.KINDS))
+    kind = _kind_of(data)
+    for module in RESULT_MODULES:
+        if kind not in Result.KINDS:
+            import_module(module)
     if kind not in Result.KINDS:
-        raise ValueError(f"{source} holds {kind!r}; what can be read back is {known}.")
+        kinds = ", ".join(map(repr, Result.KINDS))
+        raise ValueError(f"{source} holds {kind!r}; what can be read back is {kinds}.")
     return Result.KINDS[kind].from_dict(data, source=source)
 
 
-def _kind(data: Plain) -> str:
+def _kind_of(data: Plain) -> str:
     return str(data.get("kind")) if isinstance(data, dict) else f"a JSON {type(data).__name__}"
 
 
@@ -362,9 +357,7 @@ class ByName(Generic[Row]):
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Replace `path` by `text` in one step: a reader, or a crash, finds the old file or the new
-    one.
-    """
+    """Replace `path` by `text` in one step: a reader finds the old file or the new one."""
     # "x" and not tempfile: the file gets the usual permissions, not those of a private one.
     with replacing(path) as temporary, open(temporary, "x", encoding="utf-8", newline="\n") as file:
         file.write(text)

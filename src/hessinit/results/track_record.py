@@ -17,9 +17,6 @@ from hessinit.results.initialization import Initialization
 from hessinit.results.result import LATER, Plain, Result, read_number
 
 MOST_LOSSES = 1000  # as many as a picture can show
-# At the limit the sharpness hovers: only after falling below this fraction of it does a new
-# crossing count.
-BELOW_AGAIN = 0.9
 FREE_SECONDS = 5.0  # of measuring, whatever the overhead
 END = "end"
 
@@ -53,9 +50,9 @@ class TrackedPoint:
 
     @property
     def stable_norm(self) -> float:
-        """The ‖H‖ up to which the rate is stable, were all curvature to grow alike.
+        """The ‖H‖ at which the rate would reach its limit, were all curvature to grow alike.
 
-        Nan without a rate.
+        It is nan without a rate.
         """
         if self.lr_over_limit is None or math.isnan(self.lr_over_limit):
             return math.nan
@@ -64,15 +61,15 @@ class TrackedPoint:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Tracking(Result):
-    """What `track` found.
+    """The points that `track` measured, and the training losses between them.
 
     `losses` holds training losses by step, thinned to a thousand. `optimizer` is empty where none
     was given: the limit is then that of plain gradient descent. `spent` are the seconds that
     measuring took with logging and writing; None: those of the points.
 
-    >>> point = TrackedPoint(step=0, seconds=1.0, measuring_seconds=0.1, loss=2.3, lr=0.1, norm=30.0,
-    ...                      error=0.1, converged=True, lr_times_norm=3.0, stable_learning_rate=2 / 30,
-    ...                      lr_over_limit=1.5)
+    >>> point = TrackedPoint(
+    ...     step=0, seconds=1.0, measuring_seconds=0.1, loss=2.3, lr=0.1, norm=30.0, error=0.1,
+    ...     converged=True, lr_times_norm=3.0, stable_learning_rate=2 / 30, lr_over_limit=1.5)
     >>> tracking = Tracking(points=(point,), curvature="gauss-newton", seconds=1.0)
     >>> tracking.overhead, tracking.crossings, Tracking.from_json(tracking.to_json()) == tracking
     (0.1, (0,), True)
@@ -104,11 +101,9 @@ class Tracking(Result):
     @property
     def measuring_seconds(self) -> float:
         """The time spent measuring, with logging and writing where that is known."""
-        return (
-            sum(point.measuring_seconds for point in self.points)
-            if self.spent is None
-            else self.spent
-        )
+        if self.spent is not None:
+            return self.spent
+        return sum(point.measuring_seconds for point in self.points)
 
     @property
     def crossings(self) -> tuple[int, ...]:
@@ -116,10 +111,11 @@ class Tracking(Result):
         return find_crossings(self.points)
 
 
-def find_crossings(points: Sequence[TrackedPoint]) -> tuple[int, ...]:
+def find_crossings(points: Sequence[TrackedPoint], below_again: float = 0.9) -> tuple[int, ...]:
     """Return the steps at which the rate reached the limit from below.
 
-    Hovering there is one crossing.
+    At the limit the sharpness hovers, which is one crossing: another one counts only after the rate
+    fell below the fraction `below_again` of the limit.
     """
     steps = []
     below = True
@@ -129,27 +125,28 @@ def find_crossings(points: Sequence[TrackedPoint]) -> tuple[int, ...]:
         if point.lr_over_limit >= 1 and below:
             steps.append(point.step)
             below = False
-        elif point.lr_over_limit < BELOW_AGAIN:
+        elif point.lr_over_limit < below_again:
             below = True
     return tuple(steps)
 
 
 def describe_notes(notes: Iterable[tuple[int, str]]) -> list[str]:
-    """Return what went wrong, or changed, and at which steps, each thing once.
+    """Return each note once, with the steps that have it.
 
     >>> describe_notes([(0, ""), (10, "no numbers"), (20, "no numbers"), (30, "no memory")])
     ['Steps 10 to 20 (2 measurements): no numbers', 'Step 30: no memory']
     """
-    steps: dict[str, list[int]] = {}
+    steps_of: dict[str, list[int]] = {}
     for step, note in notes:
         if note:
-            steps.setdefault(note, []).append(step)
-    many = {
-        note: f"Steps {at[0]} to {at[-1]} ({len(at)} measurements)" for note, at in steps.items()
-    }
-    return [
-        f"{many[note] if len(at) > 1 else f'Step {at[0]}'}: {note}" for note, at in steps.items()
-    ]
+            steps_of.setdefault(note, []).append(step)
+    return [f"{_name_steps(steps)}: {note}" for note, steps in steps_of.items()]
+
+
+def _name_steps(steps: Sequence[int]) -> str:
+    if len(steps) == 1:
+        return f"Step {steps[0]}"
+    return f"Steps {steps[0]} to {steps[-1]} ({len(steps)} measurements)"
 
 
 def are_lines(text: str | bytes) -> bool:
@@ -162,8 +159,9 @@ def are_lines(text: str | bytes) -> bool:
 
 
 def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
-    """Return a tracker's JSON lines as the plain data of one Tracking, without a half-written last
-    one.
+    """Return a tracker's JSON lines as the plain data of one Tracking.
+
+    A half-written last line is left out.
     """
     lines = _lines(text)
     header = {key: value for key, value in json.loads(lines[0]).items() if key != "lines"}
@@ -175,8 +173,8 @@ def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
     for number, line in enumerate(lines[1:], start=2):
         try:
             data = json.loads(line)
-            more = [[int(step), loss] for step, loss in data.pop("losses")]
-            losses = [pair for pair in losses if not more or pair[0] < more[0][0]] + more
+            added = [[int(step), loss] for step, loss in data.pop("losses")]
+            losses = [pair for pair in losses if not added or pair[0] < added[0][0]] + added
             stride = int(data.pop("stride"))
             kind = data.pop("line", None)
             ended = kind == END
@@ -190,8 +188,8 @@ def gather_lines(text: str | bytes, source: str) -> dict[str, Plain]:
             raise ValueError(
                 f"line {number} of {source} is not a tracked point ({problem!r})."
             ) from problem
-    kept = [pair for pair in losses if pair[0] % stride == 0]
-    gathered = {"seconds": 0.0, "spent": None, **header, **facts, "points": points, "losses": kept}
+    gathered = {"seconds": 0.0, "spent": None, **header, **facts, "points": points}
+    gathered["losses"] = [pair for pair in losses if pair[0] % stride == 0]
     if not ended:  # what only the end knows is told by the points
         failures = describe_notes((point["step"], point["note"]) for point in points)
         times = [read_number(point["seconds"]) for point in points]

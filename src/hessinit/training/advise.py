@@ -1,4 +1,4 @@
-"""The verb `advise`: which learning rates the curvature allows, for the optimizer at hand."""
+"""The verb `advise`: the learning rate that short trials favour, and the stability limit."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
-from hessinit.curvature.cost import in_gradients, loss_gradient
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.evaluation import Evaluation, evaluate, in_gradients, loss_gradient
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError
+from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, argument, choose
 from hessinit.measurement.facts import (
     facts_of,
     in_running_order,
@@ -26,15 +25,17 @@ from hessinit.measurement.facts import (
 )
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
-from hessinit.problem.checks import check_switches, check_whole
+from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import on_all_ranks
 from hessinit.results import advice as results
+from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_warmup
+from hessinit.results.curvature_report import MATRICES, Estimate
+from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
-from hessinit.training import rate_search
-from hessinit.training.trial import LENGTHS, TrainingSetup, prepare_trials
+from hessinit.training.trial import LENGTHS, TrainingSetup, TrialSetting, prepare_trials
 
 
 @uninterrupted
@@ -88,7 +89,12 @@ def advise(
     check_switches(strict=strict)
     trial_steps = check_whole("trial_steps", trial_steps, at_least=0)
     problem = as_problem(problem, loss, batch)
-    search = rules.read_lanczos_settings(curvature, tolerance, max_iterations, problem.seed)
+    choose("curvature", curvature, MATRICES)
+    search = LanczosSettings(
+        check_tolerance(tolerance),
+        check_whole("max_iterations", max_iterations, at_least=1),
+        problem.seed,
+    )
     rule = rules.build_optimizer_rule(
         optimizer, problem.model, lr=lr, layers=problem.layers, settings=settings
     )
@@ -97,8 +103,7 @@ def advise(
         evaluations = evaluate(measured)
         limit = _find_limit(rule, evaluations, curvature, search, needed=not trial_steps)
         facts = _facts_of(measured, evaluations, curvature)
-        uncounted = note_uncounted(measured, rule.moved)
-        facts["notes"] += (*rule.notes, *uncounted, *limit.notes)
+        facts["notes"] += (*rule.notes, *note_uncounted(measured, rule.moved), *limit.notes)
         gradient = loss_gradient(evaluations).seconds
     rates = None
     warmup = None
@@ -106,9 +111,9 @@ def advise(
         setup = TrainingSetup.of(problem, rules.optimizer_builder(rule, optimizer, problem.model))
         try:
             with prepare_trials(setup, measured.batches) as setting:
-                rates = rate_search.search_rate(setting, rule, limit.best, trial_steps)
+                rates = search_rate(setting, rule, limit.best, trial_steps)
                 if rule.lr is not None and rule.lr > rates.rate:
-                    warmup = rate_search.try_warmup(setting, rule.lr)
+                    warmup = try_warmup(setting, rule.lr)
         # What can be measured need not be trainable, as an RNN in eval mode.
         except Exception as failure:
             facts["notes"] += (
@@ -120,10 +125,12 @@ def advise(
     if rates is not None:
         advice = results.with_trials(advice, rates, warmup)
     if not advice.converged:
-        message = f"the curvature did not reach tolerance={tolerance:g}: {advice.norm.reason}."
+        reached = argument("tolerance", tolerance)
+        reason = advice.norm.reason
+        unreached = ConvergenceError("the curvature did not reach ", reached, f": {reason}.")
         if strict:
-            raise ConvergenceError(message)
-        warnings.warn(message, ConvergenceWarning, stacklevel=4)  # past the decorators
+            raise unreached
+        warnings.warn(str(unreached), ConvergenceWarning, stacklevel=4)  # past the decorators
     return advice
 
 
@@ -138,14 +145,18 @@ def _find_limit(
     """Return the stability limit; an unknown one without a curvature, unless it is `needed`."""
     assert rule.rule is not None
     try:
-        engine = build_engine(evaluations, curvature, settings)
         return rules.find_stability_limit(
-            rule, engine, evaluations, settings, semidefinite=curvature == "gauss-newton"
+            rule,
+            build_engine(evaluations, curvature, settings),
+            evaluations,
+            settings,
+            semidefinite=curvature == "gauss-newton",
         )
     except DerivativeError as failure:
         if needed:
             raise
-        return rules.StabilityLimit.unknown(rule.rule, str(failure))
+        norm = Estimate(math.nan, 0.0, True, str(failure))  # trials alone tell the rate
+        return rules.StabilityLimit(math.nan, math.nan, norm, rule.rule)
 
 
 def _facts_of(
@@ -153,11 +164,10 @@ def _facts_of(
 ) -> dict[str, Any]:
     """Return the fields of the advice that describe the problem."""
     shared = facts_of(problem, evaluations)
-    layers = in_running_order(problem, evaluations)
     return {
         "curvature": curvature,
         **{name: shared[name] for name in ("loss", "examples", "versions")},
-        "weights": tuple(layer.name for layer in layers),
+        "weights": tuple(layer.name for layer in in_running_order(problem, evaluations)),
         "parameters": sum(layer.size for layer in problem.layers),
         "notes": (*notes_on(problem, evaluations), *note_unchecked(problem.check)),
     }
@@ -195,8 +205,9 @@ def _explain(limit: rules.StabilityLimit) -> tuple[str, str]:
     rule = limit.rule
     assert isinstance(rule, AdamRule)
     best = rule.best(norm)
-    reasons = say.explain_adaptive(norm, best, limit.stable, rule.decoupled_decay)
-    best_reason, stable_reason = reasons
+    best_reason, stable_reason = say.explain_adaptive(
+        norm, best, limit.stable, rule.decoupled_decay
+    )
     if limit.first_step < best:
         best_reason = (
             "The first step sets it: it lowers the quadratic model of the loss most at this rate."
@@ -208,3 +219,165 @@ def _explain(limit: rules.StabilityLimit) -> tuple[str, str]:
             f"the loss; with P fixed, later steps grow above {format_number(later)}."
         )
     return best_reason, stable_reason
+
+
+@dataclass(frozen=True)
+class SearchRules:
+    """How rates are searched; chosen on the development problems of `benchmarks/advice.py`."""
+
+    # The trials are short and see one batch; the best rate of 300 steps lay between theirs and the
+    # one whose first step is this part of the weights' length.
+    part_sgd: float = 0.05
+    part_momentum: float = 0.003
+    part_adam: float = 0.01
+    most_trials: int = 14
+    # A loss that changes by less than this part of what could be gained stands still, and at lower
+    # rates, too.
+    still: float = 1e-3
+    # The advice over the rate that trials favour stays between these: trials survive rates at which
+    # a training fails in the end.
+    least_times: float = 0.25
+    most_times: float = 0.6
+    # Warmup is tried over a third of a training of this length.
+    warmup_trial: int = 96
+    # Where the curvature sets no rate and no step moves the weights.
+    fallback: float = 1e-3
+
+
+SEARCH = SearchRules()
+
+
+def search_rate(
+    setting: TrialSetting, optimizer: rules.OptimizerRule, best: float, steps: int
+) -> TriedRates:
+    """Search the rate by trials, from that of the largest guaranteed decrease, `best`, on.
+
+    The rate is a geometric mean of the one that the trials favour, counted twice, and of the one
+    whose first step moves the weights by a fixed part of their length; it is one that was tried, or
+    lies between two.
+    """
+    # A step that is lost in the rounding of the weights has no length.
+    moved = setting.first_move(best if 0 < best < math.inf else 1.0)
+    reach = _part_of_length(optimizer) / moved if 0 < moved < math.inf else 0.0
+    search = RateSearch(setting, _starting_rate(optimizer, best, reach), steps)
+    chosen = search.run()
+    trials = tuple(search.trials[power] for power in sorted(search.trials))
+    if search.longer is not None:
+        trials = (*trials, search.longer)
+    if not search.learned:
+        return TriedRates(trials=trials)
+    favoured = search.interpolated(chosen)
+    times = min(max((reach / favoured) ** (1 / 3), SEARCH.least_times), SEARCH.most_times)
+    survivors = [trial.lr for trial in trials if trial.survived]
+    rate = min(max(times * favoured, min(survivors)), max(survivors))
+    stopped = chosen in (min(search.trials), max(search.trials))
+    return TriedRates(trials=trials, rate=rate, favoured=favoured, stopped_at_end=stopped)
+
+
+def try_warmup(setting: TrialSetting, lr: float) -> WarmupAdvice:
+    """Find whether a warmup helps at this rate, by two trainings on the same batches."""
+    steps = SEARCH.warmup_trial // 3
+    without = setting.train(lr, steps=SEARCH.warmup_trial)
+    warmed = setting.train(lr, steps=SEARCH.warmup_trial, warmup=steps)
+    advised = warmed.survived and not warmed.score >= without.score  # a score of nan: diverged
+    return tried_warmup(advised, steps, without, warmed)
+
+
+@dataclass
+class RateSearch:
+    """Trials from `start` on, by factors of 2, until the loss is higher on both sides."""
+
+    setting: TrialSetting
+    start: float
+    steps: int
+    trials: dict[int, Trial] = field(default_factory=dict)
+    longer: Trial | None = None
+
+    def run(self) -> int:
+        """Return the power of 2 of the best rate; `learned` says whether any trial learned."""
+        best = 0
+        while self._falls(0) and self._has_room and self._is_better(best + 1, best):
+            best += 1
+        # A network that a high rate has killed says nothing of lower rates.
+        if not (best and self.learned):
+            while not self._is_settled(best) and self._has_room:
+                best -= 1
+        if not self._has_room or not self.learned:
+            best = min(self.trials, key=self._score)
+        if self.trials[best].outcome not in (LEARNED, DIVERGED):
+            rate = self.start * 2.0**best
+            self.longer = self.setting.train(rate, steps=LENGTHS.times_longer * self.steps)
+        return best
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self.trials) < SEARCH.most_trials
+
+    def _is_settled(self, power: int) -> bool:
+        """Whether the search may stop above this power.
+
+        Some rate has learned, and half of this one is worse, yet lowers the loss; or nothing moves.
+        Among rates that destroy the network at once, the differences mean nothing, and near them a
+        dead network may end just below its first loss.
+        """
+        pair = [self._trial(power), self._trial(power - 1)]
+        gain = self.setting.setup.loss_range.gain(pair[0].losses[0])
+        still = SEARCH.still * gain
+        if all(trial.survived and abs(trial.score - trial.losses[0]) < still for trial in pair):
+            return True
+        falls = self._falls(power) and self._falls(power - 1)
+        return self.learned and falls and self._is_better(power, power - 1)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the network learned in any trial."""
+        trials = (*self.trials.values(), self.longer)
+        return any(trial is not None and trial.outcome == LEARNED for trial in trials)
+
+    def interpolated(self, best: int) -> float:
+        """Return the rate at the minimum of a parabola through the best trial and the next ones."""
+        middle = self._score(best)
+        falls = [trial.losses[0] - trial.score for trial in self.trials.values() if trial.survived]
+        most = middle + 2 * max(falls, default=0.0)
+        # A neighbour that was not tried, because there were too many trials, counts as an equal.
+        below, above = (
+            min(self._score(power) if power in self.trials else middle, most)
+            for power in (best - 1, best + 1)
+        )
+        bend = below - 2 * middle + above
+        shift = 0.5 * (below - above) / bend if bend > 0 else 0.0
+        return self.start * 2.0 ** (best + min(max(shift, -0.5), 0.5))
+
+    def _trial(self, power: int) -> Trial:
+        if power not in self.trials:
+            self.trials[power] = self.setting.train(self.start * 2.0**power, steps=self.steps)
+        return self.trials[power]
+
+    def _score(self, power: int) -> float:
+        trial = self._trial(power)
+        return trial.score if trial.survived else math.inf
+
+    def _falls(self, power: int) -> bool:
+        return self._score(power) < self._trial(power).losses[0]
+
+    def _is_better(self, power: int, other: int) -> bool:
+        return self._score(power) < self._score(other)
+
+
+def _starting_rate(optimizer: rules.OptimizerRule, best: float, reach: float) -> float:
+    """Return where the trials begin: near the rate that they favour as a rule.
+
+    `best` is the rate of the largest guaranteed decrease. Where the curvature sets none, it is
+    `reach`, at which the first step is a fixed part of the length of the weights.
+    """
+    if not 0 < best < math.inf:
+        return reach or SEARCH.fallback
+    is_plain = isinstance(optimizer.rule, Descent) and not optimizer.rule.momentum
+    return best if is_plain else 2 * best
+
+
+def _part_of_length(optimizer: rules.OptimizerRule) -> float:
+    """Return the length of a good first step, as a part of the length of the weights."""
+    if not isinstance(optimizer.rule, Descent):
+        return SEARCH.part_adam
+    return SEARCH.part_momentum if optimizer.rule.momentum else SEARCH.part_sgd

@@ -173,7 +173,14 @@ def measure_and_judge(
     advice = None
     if with_rates:
         advice = _advise(problem, report, measuring, optimizer, lr, LENGTHS.steps)
-        report = replace(report, rates=_rates_of(advice))
+        rates = OptimizerRates(
+            optimizer=advice.optimizer,
+            learning_rate=advice.learning_rate,
+            lr=advice.lr,
+            stable_learning_rate=advice.stable_learning_rate,
+            converged=advice.converged,
+        )
+        report = replace(report, rates=rates)
     if rule.lr is None or not report.network_measured:
         return Judgement(_with_findings_for(rule, report), advice)
     if advice is None and (rule.rates or not isinstance(rule.rule, Descent)):
@@ -208,9 +215,19 @@ def _judge_height(
     """Find a rate that is too far above the limit, or at which the loss rises in the trial."""
     assert rule.lr is not None
     way_out = _lower_rate(report, rule, stable)
-    if _is_above_limit(rule.lr, stable, times_stable, trial):
-        return [_above_limit(rule, stable, way_out)]
-    if trial is not None and _rises(trial, loss_range):
+    learned = trial is not None and trial.outcome == LEARNED
+    # A trial that learned overrules the default, not a stricter limit.
+    is_strict = times_stable < SOUNDNESS.times_stable
+    if rule.lr > times_stable * stable and (is_strict or not learned):
+        times = words.format_times(rule.lr / stable)
+        message = (
+            f"lr = {rule.lr:g} is {times} times the stability limit of {rule.rule}, which is "
+            f"{words.format_number(stable)}."
+        )
+        return [Finding(kind="rate too high", message=message, way_out=way_out)]
+    if trial is None or learned:
+        return []
+    if trial.outcome == DIVERGED or ever_rises(trial.losses, loss_range):
         return [_risen(rule, trial, stable, way_out)]
     return []
 
@@ -235,16 +252,6 @@ def _advise(
         trial_steps=trial_steps,
         distributed="each",
         **accuracy,
-    )
-
-
-def _rates_of(advice: LearningRateAdvice) -> OptimizerRates:
-    return OptimizerRates(
-        optimizer=advice.optimizer,
-        learning_rate=advice.learning_rate,
-        lr=advice.lr,
-        stable_learning_rate=advice.stable_learning_rate,
-        converged=advice.converged,
     )
 
 
@@ -288,31 +295,6 @@ def _lower_rate(report: CurvatureReport, rule: rules.OptimizerRule, stable: floa
     return f"{lower}."
 
 
-def _is_above_limit(lr: float, stable: float, times_stable: float, trial: Trial | None) -> bool:
-    """Whether the rate is too far above the limit; a trial that learned overrules the default."""
-    learned = trial is not None and trial.outcome == LEARNED
-    is_strict = times_stable < SOUNDNESS.times_stable
-    return lr > times_stable * stable and (is_strict or not learned)
-
-
-def _above_limit(rule: rules.OptimizerRule, stable: float, way_out: str) -> Finding:
-    assert rule.lr is not None
-    times = words.format_times(rule.lr / stable)
-    return Finding(
-        kind="rate too high",
-        message=f"lr={rule.lr:g} is {times} times the stability limit of {rule.rule}, which is "
-        f"{words.format_number(stable)}.",
-        way_out=way_out,
-    )
-
-
-def _rises(trial: Trial, loss_range: LossRange) -> bool:
-    """Whether the loss rises in a trial that did not learn, wherever it ends."""
-    if trial.outcome == LEARNED:
-        return False
-    return trial.outcome == DIVERGED or ever_rises(trial.losses, loss_range)
-
-
 def _risen(rule: rules.OptimizerRule, trial: Trial, stable: float, way_out: str) -> Finding:
     first, top = (words.format_number(loss) for loss in (trial.losses[0], highest(trial.losses)))
     ending = ", and ended no lower than that of a constant output"
@@ -321,7 +303,7 @@ def _risen(rule: rules.OptimizerRule, trial: Trial, stable: float, way_out: str)
     is_above = rule.lr is not None and rule.lr > stable
     return Finding(
         kind="rate too high",
-        message=f"In {trial.steps} trial steps on this batch at lr={rule.lr:g} the loss rose from "
+        message=f"In {trial.steps} trial steps on this batch at lr = {rule.lr:g} the loss rose from "
         f"{first} to {top}{ending}.",
         way_out=way_out if is_above else "Lower lr: hessinit.advise finds one.",
     )
@@ -340,7 +322,7 @@ def _judge_smallness(
         return []
     share = words.format_percent(1000 * decrease, 2)
     message = (
-        f"At lr={rule.lr:g} the gradient is too small: 1,000 steps along it would lower the loss "
+        f"At lr = {rule.lr:g} the gradient is too small: 1,000 steps along it would lower the loss "
         f"by {share} of what can be gained."
     )
     return [Finding(kind="gradient too small", message=message, way_out=f"Raise lr. {REDRAW}.")]

@@ -20,7 +20,7 @@ import cloudpickle
 from distributed import KilledWorker
 
 from hessinit.errors import ProblemError
-from hessinit.training.workers import Job, Results, Work, WorkerLostError, pack, run_packed
+from hessinit.training.jobs import Job, Results, Work, WorkerLostError, pack, run_packed
 
 PATIENCE = 60.0  # seconds without any worker; a nanny brings one back within ten
 CONTINUE = (

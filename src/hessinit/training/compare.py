@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit.errors import ProblemError, accepts, check_positive, list_of
+from hessinit.errors import ProblemError, accepts, argument, check_positive, list_of
 from hessinit.measurement.facts import SOFTWARE
 from hessinit.problem import checks
 from hessinit.problem.preserve import uninterrupted
@@ -24,17 +24,19 @@ from hessinit.progress import OnProgress, announce, check_progress
 from hessinit.results.comparison import Comparison, Run
 from hessinit.results.result import Plain, from_plain
 from hessinit.training import loop
-from hessinit.training.data import device_of, read_data
-from hessinit.training.initializers import (
+from hessinit.training.jobs import Job, JobFolder, check_folder, check_workers, count_cores
+from hessinit.training.loop import device_of, read_data
+from hessinit.training.trainer import (
+    OURS,
+    Build,
+    FirstModel,
     Initializer,
     NormalWeights,
+    Trainer,
     WriteWeights,
     describe,
     read_schemes,
 )
-from hessinit.training.job_folder import JobFolder, check_folder
-from hessinit.training.trainer import Build, FirstModel, Trainer
-from hessinit.training.workers import Job, check_workers, count_cores
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,9 @@ class RunSettings:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError, TypeError, ValueError) as failure:
             raise ProblemError(
-                f"device={self.device!r} cannot be used here: {failure}. Leave it out to train "
-                "where build() puts the model."
+                argument("device", self.device),
+                f" cannot be used here: {failure}. Leave it out to train "
+                "where build() puts the model.",
             ) from failure
 
     def warmup_steps(self, steps: int) -> int:
@@ -101,7 +104,10 @@ class RunSettings:
         warmup = max(1, steps // 5) if self.warmup is None else self.warmup
         if warmup > steps:
             raise ProblemError(
-                f"warmup={warmup} is longer than the run; it must be at most steps={steps}."
+                argument("warmup", warmup),
+                " is longer than the run; it must be at most ",
+                argument("steps", steps),
+                ".",
             )
         return warmup
 
@@ -129,14 +135,18 @@ class Grid:
 
     @property
     def rate_dependent(self) -> tuple[str, ...]:
-        """The schemes whose weights may depend on the learning rate."""
-        return tuple(scheme.name for scheme in self.schemes if scheme.depends_on_rate)
+        """The schemes whose weights may depend on the learning rate, which functions receive."""
+        return tuple(
+            scheme.name
+            for scheme in self.schemes
+            if scheme.scheme == OURS or not isinstance(scheme.scheme, (str, NormalWeights))
+        )
 
     def is_measured(self, key: Key) -> bool:
         """Whether the run shows norms: at the lowest rate alone, if all share the weights."""
         scheme, rate, _ = key
-        depends = scheme in self.rate_dependent
-        return self.measures_curvature and (depends or rate == min(self.rates))
+        is_shown = scheme in self.rate_dependent or rate == min(self.rates)
+        return self.measures_curvature and is_shown
 
 
 @uninterrupted
@@ -186,7 +196,7 @@ def compare(
     >>> comparison.best
     ('he', 0.1)
     """
-    _check_settings(settings)
+    checks.check_kind("settings", settings, RunSettings, "workers=4")
     check_each("compare", settings.distributed)
     steps = checks.check_whole("steps", steps, at_least=USUAL.fewest_steps)
     grid = _read_grid(schemes, learning_rates, seeds, settings, steps)
@@ -274,7 +284,7 @@ def sweep(
     True
     """
     steps = checks.check_whole("steps", steps, at_least=USUAL.fewest_steps)
-    _check_settings(settings)
+    checks.check_kind("settings", settings, RunSettings, "workers=4")
     patterns: Any = layers
     if not isinstance(layers, str):
         patterns = tuple(checks.list_patterns(layers) or ()) or None
@@ -298,23 +308,12 @@ def sweep(
     )
 
 
-def _check_settings(settings: Any) -> None:
-    if not isinstance(settings, RunSettings):
-        raise ProblemError(
-            f"settings is a {type(settings).__name__}; it must be a hessinit.RunSettings, such as "
-            "RunSettings(workers=4)."
-        )
-
-
 def _read_problem(loss: Any, data: Any) -> tuple[Loss, Any, dict[str, Any]]:
     """Return loss, data, and the options of a problem for every model."""
-    if not isinstance(loss, Problem):
-        # The model is checked once it is built.
-        problem = Problem(nn.Identity(), loss, None)
-    else:
-        problem = loss
-        if data is None:
-            data = problem.batch
+    # The model is checked once it is built.
+    problem = loss if isinstance(loss, Problem) else Problem(nn.Identity(), loss, None)
+    if data is None:
+        data = problem.batch
     of_a_run = ("model", "loss", "batch", "seed")
     names = [field.name for field in fields(Problem) if field.name not in of_a_run]
     return problem.loss, data, {name: getattr(problem, name) for name in names}
@@ -325,9 +324,9 @@ def _read_list(
 ) -> tuple[Any, ...]:
     numbers = [read(name, value) for value in list_of(values)]
     if not numbers or len(set(numbers)) < len(numbers):
-        shown = numbers or values
         raise ProblemError(
-            f"{name}={shown!r} must be a list of numbers, each once, such as {example}."
+            argument(name, numbers or values),
+            f" must be a list of numbers, each once, such as {example}.",
         )
     return tuple(numbers)
 
@@ -336,7 +335,8 @@ def _read_grid(schemes: Any, rates: Any, seeds: Any, settings: RunSettings, step
     initializers = read_schemes(schemes, settings.warmup_steps(steps))
     if settings.warmup is not None and not any(scheme.warmup for scheme in initializers):
         raise ProblemError(
-            f"warmup={settings.warmup} is for schemes with a warmup; name one, such as 'he+warmup'."
+            argument("warmup", settings.warmup),
+            " is for schemes with a warmup; name one, such as 'he+warmup'.",
         )
     if not isinstance(seeds, Iterable):
         seeds = range(checks.check_whole("seeds", seeds, at_least=1))

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit.curvature.cost import gradient_seconds, in_gradients
-from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError
+from hessinit.curvature.evaluation import gradient_seconds, in_gradients
+from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, argument
 from hessinit.init import apply_scheme, scales, weights
 from hessinit.init.options import Fit, FitRequest
 from hessinit.measurement.facts import note_unchecked
@@ -32,8 +32,16 @@ from hessinit.results.initialization import LEARNED, Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training import loop
 from hessinit.training.optimizer_rules import name_rule, read_optimizer
-from hessinit.training.race import Candidate, RaceData, race_, read_race_data
-from hessinit.training.survival import SURVIVAL, FittedWeights, has_branches, survive_
+from hessinit.training.weight_trials import (
+    SURVIVAL,
+    Candidate,
+    FittedWeights,
+    RaceData,
+    has_branches,
+    race_,
+    read_race_data,
+    survive_,
+)
 
 OURS = "hessinit"
 YOURS = "your weights"
@@ -163,8 +171,9 @@ def initialize_(
     targets = _find_writable(model, problem.layers, overwrite)
     biases: list[nn.Parameter] = []
     if problem.layers is None:
-        parameters = model.parameters()
-        biases = [weight for weight in parameters if weight.ndim < 2 and weight.requires_grad]
+        biases = [
+            weight for weight in model.parameters() if weight.ndim < 2 and weight.requires_grad
+        ]
     restore = weights.snapshot(targets, biases)
     fitted = FittedWeights(factory, targets, restore, optimizer, request.momentum)
     try:
@@ -173,8 +182,8 @@ def initialize_(
         if fit.strict and missed:
             raise ConvergenceError(result.reason)
         notes = (*result.notes, *note_unchecked(problem.check))
-        seconds = time.perf_counter() - started
-        result = _priced(replace(result, notes=notes, seconds=seconds), factory)
+        result = replace(result, notes=notes, seconds=time.perf_counter() - started)
+        result = _priced(result, factory)
         if missed:
             warnings.warn(result.reason, ConvergenceWarning, stacklevel=5)  # past the decorators
     except BaseException:
@@ -206,13 +215,19 @@ def _find_writable(
         reasons = [f"{target.name}: {target.reason_unchanged}" for target in targets[:3]]
         raise ProblemError(
             "no weight of two or more dimensions can be set "
-            f"({', '.join(reasons) or 'there is none'}); unfreeze one, or name others with layers=."
+            f"({', '.join(reasons) or 'there is none'}); unfreeze one, or name others with ",
+            argument("layers"),
+            ".",
         )
     reason = "" if overwrite or patterns is not None else weights.reason_to_keep(model)
     if reason:
         raise ProblemError(
             f"{reason}, so it was trained before, and new weights would replace what it learned; "
-            "name those to draw with layers=, or pass overwrite=True for all that are not frozen."
+            "name those to draw with ",
+            argument("layers"),
+            ", or pass ",
+            argument("overwrite", True),
+            " for all that are not frozen.",
         )
     return writable
 
@@ -245,8 +260,12 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
     def priced(report: CurvatureReport | None) -> CurvatureReport | None:
         return report and replace(report, gradients=in_gradients(report.seconds, gradient))
 
-    cost = in_gradients(result.seconds, gradient)
-    return replace(result, gradients=cost, before=priced(result.before), after=priced(result.after))
+    return replace(
+        result,
+        gradients=in_gradients(result.seconds, gradient),
+        before=priced(result.before),
+        after=priced(result.after),
+    )
 
 
 def _read_request(
@@ -257,11 +276,7 @@ def _read_request(
     model: nn.Module,
 ) -> FitRequest:
     """Return what to fit to; the optimizer that a user's function builds tells its rule."""
-    if not isinstance(fit, Fit):
-        raise ProblemError(
-            f"fit is a {type(fit).__name__}; it must be hessinit.Fit(...), such as "
-            "hessinit.Fit(scheme='he')."
-        )
+    checks.check_kind("fit", fit, Fit, "scheme='he'")
     if isinstance(optimizer, str):
         return FitRequest(lr, target, optimizer, fit)
     loop.check_optimizer(optimizer)
@@ -296,8 +311,8 @@ class _WeightsRace:
             trials = race_(self.fitted.setup, self.data, candidates, self.steps, report)
         if not trials[0].survived:
             fault = f"none of {len(trials)} candidates survived the race"
-            old = self.fitted.old_weights_(self.first, self.request, fault)
-            return replace(old, trials=tuple(trials))
+            result = self.fitted.old_weights_(self.first, self.request, fault)
+            return replace(result, trials=tuple(trials))
         if trials[0].outcome != LEARNED:
             return self.fitted.nothing_learned_(self.first, self.request, trials)
         if self.chooses_rate:
@@ -332,8 +347,8 @@ class _WeightsRace:
         result = self._results.get((winner.name, winner.lr))
         if result is None:
             scheme = "keep" if winner.name == YOURS else winner.name
-            described = self.fitted.describe(self.first, scheme, self.request)
-            return replace(described, lr=winner.lr, survival=None)
+            result = self.fitted.describe(self.first, scheme, self.request)
+            return replace(result, lr=winner.lr, survival=None)
         if result is self.first or not self.request.reports:
             return result
         after = self.fitted.report(self.request.fit.report is True)

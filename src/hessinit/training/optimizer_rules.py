@@ -16,7 +16,7 @@ from hessinit.curvature import lanczos, operators
 from hessinit.curvature.engine import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
-from hessinit.errors import ProblemError, accepts, choose
+from hessinit.errors import ProblemError, accepts, argument
 from hessinit.problem import checks
 from hessinit.results.advice import DESCENTS, Descent, check_rate, named_descent
 from hessinit.results.curvature_report import Estimate
@@ -45,18 +45,6 @@ _COMMON = (
 # Wrappers of Lightning, Fabric and accelerate pass a step on. Others, such as Lookahead, step in a
 # way of their own.
 _WRAPPERS = {"LightningOptimizer", "_FabricOptimizer", "AcceleratedOptimizer"}
-
-
-def read_lanczos_settings(
-    curvature: str, tolerance: float, max_iterations: int, seed: int
-) -> LanczosSettings:
-    """Check what is measured, and how accurately; returns the settings of Lanczos."""
-    choose("curvature", curvature, ["gauss-newton", "hessian"])
-    return LanczosSettings(
-        checks.check_tolerance(tolerance),
-        checks.check_whole("max_iterations", max_iterations, at_least=1),
-        seed,
-    )
 
 
 def name_rule(rule: Rule | None) -> str:
@@ -149,11 +137,6 @@ class StabilityLimit:
     frozen: int = 0
     products: int = 0
     notes: tuple[str, ...] = ()
-
-    @staticmethod
-    def unknown(rule: Rule, reason: str) -> StabilityLimit:
-        """Return no limit: without a curvature, trials alone tell the rate."""
-        return StabilityLimit(math.nan, math.nan, Estimate(math.nan, 0.0, True, reason), rule)
 
 
 def find_stability_limit(
@@ -281,8 +264,7 @@ def _decoupled_decay(rule: AdamRule, decay: Tensor, relative_rates: Tensor | Non
 
     That is at z = −1, where the roots leave the unit circle.
     """
-    strength = (1 + rule.beta1) / (1 - rule.beta1)
-    acting = strength * decay
+    acting = (1 + rule.beta1) / (1 - rule.beta1) * decay
     return acting if relative_rates is None else acting * relative_rates
 
 
@@ -290,12 +272,6 @@ def _flat(values: Mapping[str, float], leaves: Mapping[str, Tensor]) -> Tensor:
     return operators.join(
         [torch.full_like(leaf, values[name]).detach() for name, leaf in leaves.items()]
     )
-
-
-def require_known_optimizer(optimizer: Any) -> None:
-    """Raise ProblemError unless this is a torch optimizer, a name, or a function that builds it."""
-    if not isinstance(optimizer, Optimizer):
-        loop.check_optimizer(optimizer)
 
 
 def build_optimizer_rule(
@@ -317,7 +293,8 @@ def build_optimizer_rule(
     >>> rule.name, rule.lr, build_optimizer_rule("adam", nn.Linear(2, 1)).lr
     ('SGD(momentum=0.5)', 0.1, None)
     """
-    require_known_optimizer(optimizer)
+    if not isinstance(optimizer, Optimizer):
+        loop.check_optimizer(optimizer)
     if settings is not None and not isinstance(settings, Mapping):
         raise ProblemError(
             f"settings={settings!r} must be a dict of the settings of a named optimizer, such as "
@@ -347,7 +324,10 @@ def _rule_of_name(optimizer: str, lr: float | None, settings: Mapping[str, Any])
     for name, value in settings.items():
         if name not in names:
             raise ProblemError(
-                f"{name}={value!r} is no setting of optimizer={optimizer!r}; leave it out."
+                argument(name, value),
+                " is no setting of ",
+                argument("optimizer", optimizer),
+                "; leave it out.",
             )
     rule: Rule
     if is_descent:
@@ -379,7 +359,9 @@ def read_optimizer(
     if not held:
         raise ProblemError(
             "the optimizer holds none of the measured weights of this model; build it from this "
-            "model's parameters(), or measure what it holds with layers=."
+            "model's parameters(), or measure what it holds with ",
+            argument("layers"),
+            ".",
         )
     # A scheduler that warms up lowers `lr` to its first value, and keeps the one meant as
     # `initial_lr`.
@@ -505,11 +487,14 @@ def _common_rule(
             if group.get(key) != first.get(key):
                 raise ProblemError(
                     "groups of the optimizer differ in more than learning rate and weight decay "
-                    f"({key} {first.get(key)} and {group.get(key)}); measure one at a time: "
-                    f"layers={name!r}."
+                    f"({key} {first.get(key)} and {group.get(key)}); measure one at a time: ",
+                    argument("layers", name),
+                    ".",
                 )
     kind = next((name for name, base in _CLASSES.items() if isinstance(optimizer, base)), None)
-    if kind is None or _overrides_step(optimizer, _CLASSES[kind]):
+    # torch wraps `step` once more in every class in use.
+    step = inspect.unwrap(type(optimizer).step)
+    if kind is None or step is not inspect.unwrap(_CLASSES[kind].step):
         raise ProblemError(
             f"the optimizer is a {type(optimizer).__name__}, whose stability limit is not known; "
             "known are torch.optim.SGD, Adam and AdamW. Pass the nearest name of "
@@ -522,24 +507,25 @@ def _common_rule(
     if kind != "sgd":
         decoupled = kind == "adamw" or bool(first.get("decoupled_weight_decay"))
         return _adam_rule({**first, "weight_decay": weight_decay}, decoupled=decoupled)
-    momentum = float(first["momentum"])
-    nesterov = bool(first["nesterov"])
-    return Descent(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
-
-
-def _overrides_step(optimizer: Optimizer, base: type[Optimizer]) -> bool:
-    """Whether a subclass overrides `step`, which torch wraps once more in every class in use."""
-    return inspect.unwrap(type(optimizer).step) is not inspect.unwrap(base.step)
+    return Descent(
+        momentum=float(first["momentum"]),
+        nesterov=bool(first["nesterov"]),
+        weight_decay=weight_decay,
+    )
 
 
 def _adam_rule(settings: Mapping[str, Any], *, decoupled: bool) -> AdamRule:
     values = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01 * decoupled, **settings}
     betas = values["betas"]
-    eps = values["eps"]
-    decay = values["weight_decay"]
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise ProblemError(
             f"betas={betas!r} must be two numbers from 0 to 1, such as (0.9, 0.999)."
         )
     beta1, beta2 = (float(beta) if isinstance(beta, Tensor) else beta for beta in betas)
-    return AdamRule(beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay, decoupled=decoupled)
+    return AdamRule(
+        beta1=beta1,
+        beta2=beta2,
+        eps=values["eps"],
+        weight_decay=values["weight_decay"],
+        decoupled=decoupled,
+    )

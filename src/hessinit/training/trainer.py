@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import re
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -15,7 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import ConvergenceWarning, ProblemError
+from hessinit.errors import ConvergenceWarning, ProblemError, argument, choose, list_of
+from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, Scheme, draw_scheme_
+from hessinit.init.weights import find_targets
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.measurement.measure import measure
 from hessinit.problem import checks
@@ -26,10 +29,137 @@ from hessinit.results.comparison import DIGITS, MOST_POINTS, NETWORK, Run, windo
 from hessinit.results.initialization import DIVERGED
 from hessinit.results.result import Plain
 from hessinit.training import loop
-from hessinit.training.data import Data, copy_to, derive, device_of, reproducible, seed_everything
-from hessinit.training.initializers import Initializer, NormalWeights, describe
+from hessinit.training.jobs import Job
+from hessinit.training.loop import (
+    Data,
+    copy_to,
+    derive,
+    device_of,
+    generator,
+    reproducible,
+    seed_everything,
+)
 from hessinit.training.trial import judge
-from hessinit.training.workers import Job
+
+OURS = "hessinit"
+DEFAULT = "default"
+WARMUP = "+warmup"
+KNOWN = [DEFAULT, OURS, *(scheme for scheme in SCHEMES if scheme != DEFAULT)]
+
+WriteWeights = Callable[..., Any]  # function(model, loss, batch, lr, seed), writes in place
+
+
+@dataclass(frozen=True)
+class NormalWeights:
+    """The initialization of a sweep: weights of `layers` from N(0, std²), their biases 0."""
+
+    std: float
+    layers: str | tuple[str, ...] | None = None
+
+    def __call__(self, model: nn.Module, loss: Any, batch: Any, lr: float, seed: int) -> None:
+        source = torch.Generator().manual_seed(seed)  # the same numbers for every std, only scaled
+        targets = find_targets(model, self.layers)
+        if not targets:
+            layers = argument("layers", self.layers)
+            raise ProblemError(layers, " names no weight of two or more dimensions.")
+        for target in targets:
+            value = torch.randn(target.value.shape, generator=source)
+            if not target.reason_unchanged:
+                target.write_(self.std * value)
+                for bias in target.biases().values():
+                    nn.init.zeros_(bias)
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """A name, the scheme or function behind it, and the steps of its learning-rate warmup."""
+
+    name: str
+    scheme: str | WriteWeights
+    warmup: int = 0
+
+    @property
+    def description(self) -> str:
+        """What the record of the experiment says; the same in every process."""
+        if not self.warmup:
+            return describe(self.scheme)
+        return f"{describe(self.scheme)} with {self.warmup} steps of warmup"
+
+    def initialize_(self, problem: Problem, lr: float, seed: int, optimizer: Any) -> str:
+        """Write the weights in place; return why a target was not met, or an empty string."""
+        seed_everything(seed, "start")
+        if self.scheme == OURS:
+            from hessinit.training.initialize import initialize_  # the other schemes do not need it
+
+            result = initialize_(
+                problem, lr=lr, optimizer=optimizer, overwrite=True, distributed="each"
+            )
+            return "" if result.converged else str(result.reason)
+        if callable(self.scheme):
+            self.scheme(problem.model, problem.loss, problem.batch, lr, problem.seed)
+        elif self.scheme != DEFAULT:
+            draw_scheme_(
+                problem.model,
+                Scheme(self.scheme),
+                problem.batch[0],
+                problem.forward,
+                generator=generator(seed, "start"),
+            )
+        return ""
+
+
+def read_schemes(schemes: Any, warmup: int) -> tuple[Initializer, ...]:
+    """Return the initializers of names, or of a mapping from names to names or functions.
+
+    A name that ends in "+warmup" has `warmup` steps of warmup.
+
+    >>> schemes = read_schemes(["he", "lsuv+warmup"], warmup=40)
+    >>> [(initializer.scheme, initializer.warmup) for initializer in schemes]
+    [('he', 0), ('lsuv', 40)]
+    """
+    if isinstance(schemes, Mapping):
+        named = list(schemes.items())
+    else:
+        names = [schemes] if isinstance(schemes, str) else list_of(schemes)
+        named = list(zip(names, names, strict=True))
+    if not named:
+        raise ProblemError(
+            argument("schemes", schemes),
+            " must be a list of names, such as ['he'], or a mapping from names "
+            "to names or functions.",
+        )
+    if len({name for name, _ in named}) < len(named):
+        raise ProblemError(argument("schemes", schemes), " must hold every scheme once.")
+    return tuple(_read_scheme(name, scheme, warmup) for name, scheme in named)
+
+
+def _read_scheme(name: Any, scheme: Any, warmup: int) -> Initializer:
+    if isinstance(scheme, Initializer):
+        return scheme
+    steps = warmup if str(name).endswith(WARMUP) or str(scheme).endswith(WARMUP) else 0
+    if isinstance(scheme, str):
+        base = scheme.removesuffix(WARMUP)
+        choose("schemes", base, KNOWN, SYNONYMS)
+        return Initializer(name, base, steps)
+    is_function = callable(scheme) and not isinstance(scheme, (type, nn.Module))
+    if is_function and isinstance(name, str):
+        return Initializer(name, scheme, steps)
+    raise ProblemError(
+        f"schemes holds {scheme!r}; a scheme is a name, such as 'he', or in a mapping a function "
+        "scheme(model, loss, batch, lr, seed) that writes the weights in place: {'mine': function}."
+    )
+
+
+def describe(source: Any) -> str:
+    """Return a function or module in words that are the same in every process: no addresses.
+
+    >>> describe(torch.nn.functional.mse_loss), describe(NormalWeights(0.1))
+    ('torch.nn.functional.mse_loss', 'NormalWeights(std=0.1, layers=None)')
+    """
+    if hasattr(source, "__qualname__"):
+        return f"{source.__module__}.{source.__qualname__}"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(source))
+
 
 CONSTANT_BATCHES = 16  # on which the loss of a constant prediction is found
 TOLERANCE = 1e-2  # of the initial norms: a percent is enough to compare initializations
@@ -104,8 +234,10 @@ class Trainer:
 
     def _problem(self, model: nn.Module, batch: Batch, seed: int) -> Problem:
         device = device_of(model)
-        pair = copy_to(batch, device)  # the model may write into its inputs
-        return Problem(model, self._loss_on(device), pair, **self.options, seed=seed)
+        # The model may write into its inputs.
+        return Problem(
+            model, self._loss_on(device), copy_to(batch, device), **self.options, seed=seed
+        )
 
     def _measure(
         self, model: nn.Module, scheme: Initializer, seed: int
@@ -115,8 +247,9 @@ class Trainer:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", ConvergenceWarning)
             try:
-                batch = self.data.initial_batch(seed)
-                problem = self._problem(model, batch, derive(seed, "measure"))
+                problem = self._problem(
+                    model, self.data.initial_batch(seed), derive(seed, "measure")
+                )
                 if scheme.scheme == "hessinit":  # `initialize_` has checked the derivatives
                     problem = replace(problem, check=False)
                 report = measure(problem, tolerance=TOLERANCE, distributed="each")
@@ -135,12 +268,12 @@ class Trainer:
         device = device_of(model)
         seed_everything(seed, "training")  # so that measuring changes nothing
         optimizer = loop.make_optimizer(self.optimizer, model, rate)
+        batches = itertools.islice(self.data.minibatches(seed), self.steps)
         return loop.train(
             model,
             self._loss_on(device),
-            (copy_to(batch, device) for batch in self.data.minibatches(seed)),
+            (copy_to(batch, device) for batch in batches),
             optimizer,
-            steps=self.steps,
             warmup=loop.Warmup(optimizer, scheme.warmup),
             forward=self.options["forward"],
             build=lambda: self.build_model(seed),

@@ -25,7 +25,7 @@ from hessinit.problem.preserve import ModelState, untouched_model
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop
-from hessinit.training.data import (
+from hessinit.training.loop import (
     FEWEST_TO_HALVE,
     copy_to,
     device_of,
@@ -166,8 +166,7 @@ class TrainingSetup:
     @classmethod
     def of(cls, problem: Problem, build: Build) -> TrainingSetup:
         """Return the setup of a problem; the range of its loss is not known yet."""
-        model = unwrap(problem.model)
-        return cls(model, problem.loss, build, problem.forward, problem.seed)
+        return cls(unwrap(problem.model), problem.loss, build, problem.forward, problem.seed)
 
     def untouched(self) -> contextlib.AbstractContextManager[ModelState]:
         """Put back everything that trainings change, on exit."""
