@@ -84,9 +84,7 @@ class Bench:
         model = model or self.model()
         seed_everything(self.seed, "training")
         optimizer = loop.make_optimizer(self.optimizer, model, lr)
-        losses, _ = loop.train(
-            model, self.problem.loss, self.batches(), optimizer, build=self.problem.build
-        )
+        losses, _ = loop.train(model, self.problem.loss, self.batches(), optimizer, build=self.problem.build)
         final = loop.final_loss(losses, LAST) if len(losses) == STEPS else math.nan
         return {"lr": lr, "loss": final if math.isfinite(final) else None, "first": losses[0]}
 

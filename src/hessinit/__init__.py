@@ -1,4 +1,5 @@
-"""How sharp is each layer of a network before the first step, and what learning rate does that allow?
+"""How sharp is each layer of a network before the first step, and what learning rate does that
+allow?
 
 `measure(model, loss, batch)` answers it; everything else is a way to look at the answer.
 """

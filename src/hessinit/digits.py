@@ -1,4 +1,7 @@
-"""The embedded default data: 1,797 real handwritten digits; the demo and the tests need no download."""
+"""The embedded default data: 1,797 real handwritten digits.
+
+The demo and the tests need no download.
+"""
 
 from __future__ import annotations
 

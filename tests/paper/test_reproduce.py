@@ -117,9 +117,7 @@ def test_an_interruption_says_what_is_kept_and_the_same_call_continues(tmp_path,
         return run_job(job)
 
     monkeypatch.setattr(experiments, "run_job", interrupted)
-    with pytest.raises(
-        KeyboardInterrupt, match=r"1 of 5 runs are kept in .*The same call or command continues"
-    ):
+    with pytest.raises(KeyboardInterrupt, match=r"1 of 5 runs are kept in .*The same call or command"):
         small(tmp_path)
     monkeypatch.undo()
     assert numbers(small(tmp_path)) == numbers(small(None))

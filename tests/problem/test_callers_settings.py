@@ -156,7 +156,7 @@ def test_a_forward_that_differentiates_by_its_weights_is_measured_or_refused(cur
     inner = nn.Linear(4, 3, bias=False)
     assert_true(Calling(stepped, inner), Calling(by_hand, inner), curvature)
     with_bias = Calling(stepped, nn.Linear(4, 3))
-    constant = 'differentiates by a tensor that is held constant .* layers="\\*\\*" measures all'
+    constant = r"differentiates by a tensor that is held constant .* layers='\*\*' measures all"
     with pytest.raises(hessinit.ProblemError, match=constant):
         hessinit.measure(with_bias, LOSS, batch(), curvature=curvature)
     assert measure(with_bias, LOSS, batch(), layers="**", curvature=curvature).network.norm > 0

@@ -42,7 +42,7 @@ def test_active_dropout_is_refused_by_name_and_at_rest_it_is_measured(model: nn.
     shapes = {ATTENDING: (6, 2, 4), RECURRENT: (2, 6, 4)}
     data = inputs(*shapes.get(model, (6, 4))), labels()
     active = re.escape(f"dropout is active (train mode) in {named}: ")
-    check_refused(active + '.*model.eval\\(\\), or pass dropout="freeze"', model.train(), data=data)
+    check_refused(active + ".*model.eval\\(\\), or pass dropout='freeze'", model.train(), data=data)
     assert hessinit.measure(model.eval(), LOSS, data).network.norm > 0
 
 
@@ -57,7 +57,7 @@ RANDOM: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("kind", RANDOM)
 def test_any_other_random_forward_is_found_by_repeating_it_and_measured_alike_when_frozen(kind: str) -> None:
-    model, message = Calling(RANDOM[kind]), 'output changes from call to call.*model.eval\\(\\).*"freeze"'
+    model, message = Calling(RANDOM[kind]), "output changes from call to call.*model.eval\\(\\).*.freeze."
     for examples in (1, 6):
         check_refused(message, model, data=batch(examples))
     first, second = (measure(model, LOSS, batch(), dropout="freeze", seed=5) for _ in range(2))

@@ -167,9 +167,7 @@ CUT = r"r\.json cannot be read as 'hessinit {}': {}\. Was the file edited or cut
         (change(FORMS, "layers.0.exact", ["x" * 99]), r"exact\[0\] is 'x{59}, not a number"),
     ],
 )  # fmt: skip
-def test_a_broken_file_is_answered_with_what_is_wrong(
-    tmp_path: Path, text: str | bytes, message: str
-) -> None:
+def test_a_broken_file_is_answered_with_what_is_wrong(tmp_path: Path, text: Any, message: str) -> None:
     path = tmp_path / "r.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=message):
@@ -206,9 +204,7 @@ def fail(descriptor: int) -> None:
     raise OSError("disk full")
 
 
-def test_a_save_that_fails_leaves_the_old_file_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "r.json"
     REPORT.save(path)
     with pytest.raises(TypeError, match="cannot hold"):

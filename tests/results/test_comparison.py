@@ -70,10 +70,8 @@ def test_schemes_and_rates_that_were_not_compared_are_refused() -> None:
 
 def test_a_scheme_that_does_not_learn_with_every_seed_is_not_the_best() -> None:
     outcomes = {("lsuv", 0.01, 1): "did not learn", ("he", 0.1, 0): "learned"}
-    runs = tuple(
-        replace(run, outcome=outcomes.get((run.scheme, run.learning_rate, run.seed), ""))
-        for run in compared().runs
-    )
+    keys = [(run, (run.scheme, run.learning_rate, run.seed)) for run in compared().runs]
+    runs = tuple(replace(run, outcome=outcomes.get(key, "")) for run, key in keys)
     table = compared(runs=runs, constant_loss=0.8)
     assert (table.trains("lsuv", 0.01), table.learns("lsuv", 0.01)) == (True, False)
     assert [table.learns("he", rate) for rate in (0.01, 0.1)] == [False, True]  # one seed of 0.01 diverged

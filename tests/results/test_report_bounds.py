@@ -22,9 +22,8 @@ def measured(network: bool, curvature: str = "gauss-newton", layers: str | None 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     batch = torch.randn(16, 6).double(), torch.arange(16) % 3
-    return measure(
-        Problem(model, nn.CrossEntropyLoss(), batch, layers=layers), network=network, curvature=curvature
-    )
+    problem = Problem(model, nn.CrossEntropyLoss(), batch, layers=layers)
+    return measure(problem, network=network, curvature=curvature)
 
 
 def test_the_bounds_hold_for_the_network_as_measured():
@@ -33,14 +32,11 @@ def test_the_bounds_hold_for_the_network_as_measured():
     least, most, stable, unstable = map(float, numbers)
     assert least < whole.network.norm < most
     assert stable < whole.stable_learning_rate < unstable
-    promised = [
-        text.count("on a quadratic gradient descent is stable below")
-        for text in (bounded.verdict, whole.verdict)
-    ]
+    words, texts = "on a quadratic gradient descent is stable below", (bounded.verdict, whole.verdict)
+    promised = [text.count(words) for text in texts]
     assert promised == [1, 0]
-    assert f"plain gradient descent diverges above lr = 2/‖H‖ = {whole.stable_learning_rate:.2g}." in (
-        whole.verdict
-    )
+    limit = f"plain gradient descent diverges above lr = 2/‖H‖ = {whole.stable_learning_rate:.2g}."
+    assert limit in whole.verdict
     assert not any("guaranteed" in report.verdict for report in (bounded, whole))
     assert (bounded.network_measured, bounded.converged) == (False, True)
     loose = replace(bounded.layers[0], top=make_estimate(bounded.layers[0].norm, 1.0, converged=False))

@@ -62,9 +62,8 @@ def test_a_sound_network_gets_its_report_and_stays_as_it_was() -> None:
 def test_a_rate_is_judged_by_the_stability_limit_of_the_optimizer() -> None:
     # H = I: plain descent is stable up to 2, momentum 0.9 up to 3.8 (closed forms).
     model, loss, batch = quadratic()
-    assert said(model, loss, batch, lr=17.0) == (
-        "lr = 17 is 8.5 times the stability limit of SGD, which is 2. Lower lr below 2."
-    )
+    high = "lr = 17 is 8.5 times the stability limit of SGD, which is 2. Lower lr below 2."
+    assert said(model, loss, batch, lr=17.0) == high
     assert said(*quadratic(4.0), lr=5.0).endswith(
         "Lower lr below 0.5, or fit the weights to it: hessinit.initialize_(model, loss, batch, lr=5)."
     )

@@ -339,10 +339,12 @@ def _load_training(source: str, training: TrainingOptions, tracked: TrackedOptio
     loaded = loaded.keep_shared(["optimizer", "curvature"], source).with_options(
         options.given(layers=tracked.layers, seed=training.seed, curvature=tracked.curvature)
     )
+    # An iterator gives its batches only once.
+    data = read_data(loaded.batch, training.batch_size or 64, training.steps)
+    batch = data.tracked_batch(TRACKED, loaded.problem.seed)
     return _Training(
-        problem=loaded.problem,
-        # An iterator gives its batches only once.
-        data=read_data(loaded.batch, training.batch_size or 64, training.steps),
+        problem=replace(loaded.problem, batch=batch),
+        data=data,
         optimizer=loaded.keywords.get("optimizer", "sgd"),
         curvature=loaded.keywords.get("curvature", "gauss-newton"),
     )

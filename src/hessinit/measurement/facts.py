@@ -37,7 +37,7 @@ def in_running_order(problem: FunctionalProblem, evaluations: Sequence[Evaluatio
 
 
 def notes_on(problem: FunctionalProblem, evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
-    """Notes for the report: parts of the model that are unused, frozen or random, unusual inputs."""
+    """Notes for the report: unused, frozen or random parts of the model, and unusual inputs."""
     notes = [*_note_batch_norm(problem.model)]
     if large_inputs := checks.name_large_inputs(problem.batches[0].inputs):
         notes.append(large_inputs)

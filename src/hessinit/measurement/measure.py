@@ -1,4 +1,4 @@
-"""The verb `measure`: the extreme eigenvalues of the curvature of every layer and of the network."""
+"""The verb `measure`: extreme eigenvalues of the curvature of every layer and of the network."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Rows:
 
     @property
     def reason(self) -> str:
-        """Why the main engine, and the precision of its products if it is not that of the weights."""
+        """Why the main engine, and the precision of its products if it was lowered."""
         return self.main.reason + self._precision
 
     @cached_property
@@ -342,8 +342,8 @@ def measure(
     settings = LanczosSettings(check_tolerance(tolerance), max_iterations, given.seed)
     if wanted.top > max_iterations:
         raise ProblemError(
-            f'details="top-{wanted.top}" with max_iterations={max_iterations}: every eigenvalue takes '
-            f"a step; pass max_iterations={wanted.top} or more."
+            f'details="top-{wanted.top}" with max_iterations={max_iterations}: every eigenvalue '
+            f"takes a step; pass max_iterations={wanted.top} or more."
         )
     if ranks is not None and ranks.split == "batch":
         for name in LAYER_DETAILS:
@@ -496,7 +496,7 @@ def hessian(
 def gauss_newton(
     problem: Problem | nn.Module, loss: Loss | None = None, batch: Any = None
 ) -> GaussNewtonOperator:
-    """The Gauss-Newton matrix `Jᵀ H_z J` of the problem's weights, as an operator on flat vectors."""
+    """The Gauss-Newton matrix `Jᵀ H_z J` by the problem's weights, as an operator."""
     return _operator(GaussNewtonOperator, as_problem(problem, loss, batch))
 
 

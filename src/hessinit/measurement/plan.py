@@ -162,7 +162,8 @@ def plan(
     """What a measurement would cost: engine, expected gradients, seconds and memory; nothing is
     measured.
 
-    The arguments are those of `measure`. Costs one forward and backward, and the checks of the forward.
+    The arguments are those of `measure`. Costs one forward and backward, and the checks of the
+    forward.
 
     >>> import torch
     >>> planned = plan(nn.Linear(3, 1), nn.MSELoss(), (torch.eye(3), torch.zeros(3, 1)))

@@ -124,7 +124,7 @@ def join_batches(batches: Sequence[Batch]) -> Batch | None:
 
 
 def read_batches(batch: Any) -> list[tuple[str, Batch]]:
-    """`(inputs, targets)`, or a finite iterable of such pairs, as batches with a prefix for errors."""
+    """`(inputs, targets)`, or an iterable of such pairs, as batches with a prefix for errors."""
     if _is_pair(batch):
         return [("", _count(batch[0], batch[1], ""))]
     if isinstance(batch, (Tensor, Mapping, str)) or not isinstance(batch, Iterable):

@@ -1,4 +1,4 @@
-"""Checks of a problem: its layers, its arguments, what the model returns, that the forward repeats."""
+"""Checks of a problem: its layers and arguments, what the model returns, how the forward repeats."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Layer:
 def layer_name(parameter: str) -> str:
     """The parameter's name without a trailing `.weight`, and without what torch.compile adds.
 
-    >>> layer_name("encoder.0.linear1.weight"), layer_name("lstm.weight_ih_l0"), layer_name("weight")
-    ('encoder.0.linear1', 'lstm.weight_ih_l0', 'weight')
+    >>> layer_name("encoder.0.linear1.weight"), layer_name("lstm.weight_ih_l0"), layer_name("w")
+    ('encoder.0.linear1', 'lstm.weight_ih_l0', 'w')
     """
     return parameter.replace("_orig_mod.", "").removesuffix(".weight")
 
@@ -421,7 +421,7 @@ def check_output(output: Any, forward: Any) -> None:
 
 
 def _describe_structure(output: Any) -> tuple[str, str]:
-    """What the model returned instead of a tensor, and the expression that takes one tensor of it."""
+    """What the model returned instead of a tensor, and how to take one tensor of it."""
     kind = f"a {type(output).__name__}"
     if isinstance(output, Mapping):
         sizes = {key: part.ndim for key, part in output.items() if isinstance(part, Tensor)}
@@ -457,7 +457,7 @@ def check_loss_value(value: Any) -> None:
 
 
 def check_graph(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> None:
-    """Refuse a loss that sees weights other than through the output, and hidden paths to weights."""
+    """Refuse a loss that sees weights not through the output, and hidden paths to weights."""
     if not output.requires_grad:
         raise ProblemError(
             "the model's output does not depend on any measured weight: it was detached, computed "
@@ -475,8 +475,10 @@ def check_graph(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> Non
             )
     after = list(nodes_behind(loss.grad_fn, stop=output.grad_fn))
     if output.grad_fn not in after:
-        why = "the loss is not a function of the model's output (it was detached, or the loss ignores it)"
-        raise ProblemError(f"{why}; compute it from its first argument.")
+        raise ProblemError(
+            "the loss is not a function of the model's output (it was detached, or the loss "
+            "ignores it); compute it from its first argument."
+        )
     if (name := first_leaf(after, problem.leaves)) is not None:
         raise ProblemError(
             f"the loss depends on {name} not only through the model's output: by a penalty, by an "
@@ -513,8 +515,8 @@ def check_forward(problem: FunctionalProblem, batch: Batch) -> tuple[FirstCall, 
 
     Evaluates once, and once more on an eighth of the examples under other random numbers. If these
     agree with the whole, the forward is deterministic. If not, the examples may just see each other
-    (as in BatchNorm's train mode): then a second whole evaluation decides. A forward that draws, and
-    whose draws are frozen, must give the same again for the same draws.
+    (as in BatchNorm's train mode): then a second whole evaluation decides. A forward that draws,
+    and whose draws are frozen, must give the same again for the same draws.
     """
     call = problem.output_and_loss(
         batch, lambda output: _check_finite_output(problem, batch, output)
@@ -573,9 +575,9 @@ def _check_loss_repeats(problem: FunctionalProblem, batch: Batch, call: FirstCal
                 "the loss changes from call to call on the same output, so there is no single "
                 "Hessian: it draws random numbers (",
                 argument("dropout", "freeze"),
-                " keeps one draw), keeps a state where none is looked for (in an attribute in __slots__, say), or reads what the "
-                "forward leaves in an attribute of the model. Make it a function of its two "
-                "arguments; with ",
+                " keeps one draw), keeps a state where none is looked for (in an attribute in "
+                "__slots__, say), or reads what the forward leaves in an attribute of the model. "
+                "Make it a function of its two arguments; with ",
                 argument("forward"),
                 " the model can give it more columns of output.",
             )

@@ -105,8 +105,8 @@ def explain_module(failure: Exception, model: nn.Module, inputs: Any) -> None:
                 layer = f"Its layer {name}, {module},"
             raise ProblemError(
                 f"the model failed on inputs of {describe_tensors(inputs)}. {layer} got "
-                f"{describe_tensors(layer_input)}: {str(failure).rstrip('.')}. Change the layer, or the "
-                "shape or dtype of the inputs."
+                f"{describe_tensors(layer_input)}: {str(failure).rstrip('.')}. Change the layer, "
+                "or the shape or dtype of the inputs."
             ) from failure
 
 

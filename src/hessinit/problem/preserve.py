@@ -1,4 +1,4 @@
-"""The user's state while their code runs: stand-ins for all that it may change, and the way back."""
+"""The user's state while their code runs: stand-ins for what it may change, and the way back."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ class _ParameterState:
 
 
 class ModelState:
-    """All that training changes: a model's weights, gradients, flags, and the state of functions."""
+    """All that training changes: weights, gradients and flags, and the state of functions."""
 
     def __init__(self, model: nn.Module, *functions: Any) -> None:
         self._state = UserState(model, *functions)
@@ -491,7 +491,7 @@ def _draw(generator: Any) -> float:
 
 @contextlib.contextmanager
 def untouched_sources(*sources: Any) -> Iterator[None]:
-    """Restore the generators and attributes of datasets, loaders, samplers and collators on exit."""
+    """Restore generators and attributes of datasets, loaders, samplers and collators on exit."""
     reached, _ = _reachable(sources, lambda value: not isinstance(value, type), {})
     objects = list(reached.values())
     rewinds = [
@@ -610,7 +610,7 @@ def _methods(kind: type) -> Iterator[types.FunctionType]:
 
 
 def _namespaces(function: types.FunctionType) -> list[tuple[dict[str, Any], list[str]]]:
-    """The globals, and those of the user's modules among them, with the names that it uses there."""
+    """The globals, and those of the user's modules among them, with the names used there."""
     names = _names(function)
     namespaces = [function.__globals__]
     for name in names:

@@ -129,7 +129,8 @@ def twice_differentiable(model: nn.Module, *, tf32: bool = False) -> Iterator[No
     """Run the forward with kernels that have a second derivative, without autocast.
 
     Products are in full precision or TF32. Fused attention and cuDNN's recurrent kernels have only
-    a first derivative, oneDNN's not in every version. Only switches of torch are set, and all are put back on leaving.
+    a first derivative, oneDNN's not in every version. Only switches of torch are set, and all are
+    put back on leaving.
     """
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     with contextlib.ExitStack() as stack:

@@ -303,8 +303,8 @@ def _risen(rule: rules.OptimizerRule, trial: Trial, stable: float, way_out: str)
     is_above = rule.lr is not None and rule.lr > stable
     return Finding(
         kind="rate too high",
-        message=f"In {trial.steps} trial steps on this batch at lr = {rule.lr:g} the loss rose from "
-        f"{first} to {top}{ending}.",
+        message=f"In {trial.steps} trial steps on this batch at lr = {rule.lr:g} the loss rose "
+        f"from {first} to {top}{ending}.",
         way_out=way_out if is_above else "Lower lr: hessinit.advise finds one.",
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hessinit.errors import ProblemError, accepts, argument, check_positive, list_of
+from hessinit.errors import ProblemError, accepts, argument, check_callable, check_positive, list_of
 from hessinit.measurement.facts import SOFTWARE
 from hessinit.problem import checks
 from hessinit.problem.preserve import uninterrupted
@@ -310,13 +310,14 @@ def sweep(
 
 def _read_problem(loss: Any, data: Any) -> tuple[Loss, Any, dict[str, Any]]:
     """Return loss, data, and the options of a problem for every model."""
-    # The model is checked once it is built.
-    problem = loss if isinstance(loss, Problem) else Problem(nn.Identity(), loss, None)
-    if data is None:
-        data = problem.batch
     of_a_run = ("model", "loss", "batch", "seed")
-    names = [field.name for field in fields(Problem) if field.name not in of_a_run]
-    return problem.loss, data, {name: getattr(problem, name) for name in names}
+    options = [field for field in fields(Problem) if field.name not in of_a_run]
+    if isinstance(loss, Problem):
+        if data is None:
+            data = loss.batch
+        return loss.loss, data, {field.name: getattr(loss, field.name) for field in options}
+    check_callable("loss", loss, "loss(output, target)")
+    return loss, data, {field.name: field.default for field in options}
 
 
 def _read_list(
