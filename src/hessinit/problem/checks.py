@@ -1,4 +1,4 @@
-"""Checks of a problem: its layers and arguments, what the model returns, how the forward repeats."""
+"""Checks of a problem: layers and arguments, what the model returns, how the forward repeats."""
 
 from __future__ import annotations
 
