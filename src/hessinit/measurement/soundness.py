@@ -147,8 +147,8 @@ def _judge_gradients(
         yield Finding(
             kind="no gradient",
             layers=tuple(blocked),
-            message=f"{_name(blocked)} {words.inflect(blocked, 'gets', 'get')} no gradient, and none "
-            f"after two steps: {reason}.",
+            message=f"{_name(blocked)} {words.inflect(blocked, 'gets', 'get')} no gradient, and "
+            f"none after two steps: {reason}.",
             way_out=f"{REDRAW} also sets the biases to 0.",
         )
     leaves = evaluation.leaves
