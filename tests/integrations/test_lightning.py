@@ -269,7 +269,7 @@ def test_the_optimizer_that_a_module_hands_out_is_read_by_every_verb() -> None:
     optimizer = LightningOptimizer(torch.optim.SGD(groups, lr=0.1, momentum=0.9))
     advice = hessinit.advise(network, LOSS, batch, optimizer=optimizer)
     assert (advice.optimizer, advice.lr) == ("SGD(momentum=0.9)", 1e9)
-    with pytest.raises(AssertionError, match=r"lr=1e\+09 is .* times the stability limit"):
+    with pytest.raises(AssertionError, match=r"lr = 1e\+09 is .* times the stability limit"):
         hessinit.assert_sound(network, LOSS, batch, optimizer=optimizer)
     tracker = call(hessinit.track, network, LOSS, batch, optimizer=optimizer, path=None, warn=False)
     assert tracker.tracking.optimizer
