@@ -46,7 +46,9 @@ class LanczosSettings:
     seed: int
     progress: Progress | None = field(default=None, compare=False)
 
-    def watched(self, operator: Operator, names: Sequence[str]) -> Operator:
+    def watched(
+        self, operator: operators.LinearOperator, names: Sequence[str]
+    ) -> operators.LinearOperator:
         """The block of these leaves; its products are counted if progress is reported."""
         name = names[0] if len(names) == 1 else NETWORK
         return operator if self.progress is None else Watched(operator, self.progress, name)

@@ -51,9 +51,7 @@ class LayerGram(operators.LinearOperator):
         first = self.calls[0].signals
         self.examples = first.shape[0]
         self.columns = first.shape[1]
-        self.shape = (self.examples * self.columns,) * 2
-        self.dtype = first.dtype
-        self.device = first.device
+        super().__init__((self.examples * self.columns,) * 2, first)
         self.weights = int(torch.Size(weight_shape).numel())
         self.matrix: Tensor | None = None
         self._inner: Tensor | None = None
@@ -110,9 +108,7 @@ class WrittenGram(LayerGram):
         self._by_example = like.new_empty(size, *rows)
         self.factor = self._by_example.view(-1, self.weights)
         self.matrix = None
-        self.shape = (len(self.factor),) * 2
-        self.dtype = like.dtype
-        self.device = like.device
+        operators.LinearOperator.__init__(self, (len(self.factor),) * 2, like)
 
     def add(self, call: layer_uses.Call, part: slice) -> None:
         """Take the inputs of a part of the batch, of which all columns are received next."""
@@ -166,12 +162,10 @@ class SumOfGrams(operators.LinearOperator):
     """The sum of several layers' Gram matrices: that of all of them together."""
 
     def __init__(self, grams: Sequence[LayerGram]) -> None:
+        super().__init__(grams[0].shape, grams[0])
         matrices = [gram.matrix for gram in grams if gram.matrix is not None]
         self._matrix = torch.stack(matrices).sum(0) if matrices else None
         self._unformed = [gram for gram in grams if gram.matrix is None]
-        self.shape = grams[0].shape
-        self.dtype = grams[0].dtype
-        self.device = grams[0].device
 
     def _product(self, vector: Tensor) -> Tensor:
         products = [gram._product(vector) for gram in self._unformed]
@@ -188,9 +182,7 @@ class GramCurvature(operators.LinearOperator):
         first = per_batch[0]
         self.shapes = [gram.weight_shape for gram in first]
         size = sum(int(torch.Size(shape).numel()) for shape in self.shapes)
-        self.shape = (size, size)
-        self.dtype = first[0].dtype
-        self.device = first[0].device
+        super().__init__((size, size), first[0])
 
     def _product(self, vector: Tensor) -> Tensor:
         weights = operators.split(vector, self.shapes)

@@ -45,11 +45,9 @@ class CallHessian(operators.LinearOperator):
     """`Aᵀ H_a A` on the flat weight, summed over batches."""
 
     def __init__(self, uses: Sequence[OutputHessian], leaf: Tensor) -> None:
+        super().__init__((leaf.numel(), leaf.numel()), leaf)
         self._uses = uses
         self._weight_shape = leaf.shape
-        self.shape = (leaf.numel(), leaf.numel())
-        self.dtype = leaf.dtype
-        self.device = leaf.device
 
     def _product(self, vector: Tensor) -> Tensor:
         weight = vector.view(self._weight_shape)

@@ -24,10 +24,13 @@ class LinearOperator(ABC):
     Multiply with `@`; `T` is the transpose, and `to_dense` and `to_scipy` convert the operator.
     """
 
-    shape: tuple[int, int]
-    dtype: torch.dtype
-    device: torch.device
     settings: Settings = contextlib.nullcontext
+
+    def __init__(self, shape: tuple[int, int], like: LinearOperator | Tensor) -> None:
+        """An operator of this shape, with the dtype and the device of another one or a tensor."""
+        self.shape = shape
+        self.dtype: torch.dtype = like.dtype
+        self.device: torch.device = like.device
 
     @abstractmethod
     def _product(self, vector: Tensor) -> Tensor:
@@ -82,10 +85,8 @@ class LinearOperator(ABC):
 
 class Transposed(LinearOperator):
     def __init__(self, original: LinearOperator) -> None:
+        super().__init__((original.shape[1], original.shape[0]), original)
         self.original = original
-        self.shape = (original.shape[1], original.shape[0])
-        self.dtype = original.dtype
-        self.device = original.device
         self.settings = original.settings
 
     def _product(self, vector: Tensor) -> Tensor:
@@ -130,13 +131,13 @@ class WeightOperator(LinearOperator):
         settings: Settings = contextlib.nullcontext,
     ) -> None:
         leaves = evaluations[0].leaves
+        size = sum(leaves[name].numel() for name in names)
+        super().__init__((size, size), leaves[names[0]])
+        self.device = evaluations[0].problem.device
         self.settings = settings
         self.evaluations = list(evaluations)
         self.names = list(names)
         self.shapes = [tuple(leaves[name].shape) for name in names]
-        self.shape = (sum(leaves[name].numel() for name in names),) * 2
-        self.dtype = leaves[names[0]].dtype
-        self.device = evaluations[0].problem.device
 
     @uninterrupted  # a dense matrix takes many products
     def _sum_over_batches(self, product: Callable[[BatchGraph], Sequence[Tensor]]) -> Tensor:
@@ -209,12 +210,10 @@ class RecordedOperator(LinearOperator):
     """An operator whose third and later products replay the kernels of the second one."""
 
     def __init__(self, operator: WeightOperator, recorder: KernelRecorder) -> None:
+        super().__init__(operator.shape, operator)
         self._operator = operator
         self._recorder = recorder
         self._products = 0
-        self.shape = operator.shape
-        self.dtype = operator.dtype
-        self.device = operator.device
         self._recording: tuple[torch.cuda.CUDAGraph, Tensor] | None = None
 
     def _product(self, vector: Tensor) -> Tensor:

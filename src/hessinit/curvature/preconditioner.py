@@ -84,12 +84,10 @@ class ScaledCurvature(operators.LinearOperator):
         scale: Tensor,
         diagonal: Tensor | None = None,
     ) -> None:
+        super().__init__((scale.numel(), scale.numel()), scale)
         self._curvature = curvature
         self._root = scale.rsqrt()
         self._diagonal = diagonal
-        self.shape = (scale.numel(), scale.numel())
-        self.dtype = scale.dtype
-        self.device = scale.device
 
     def _product(self, vector: Tensor) -> Tensor:
         scaled = self._root * (self._curvature @ (self._root * vector))

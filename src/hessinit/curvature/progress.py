@@ -6,10 +6,9 @@ import math
 import time
 from collections import Counter
 
-import torch
 from torch import Tensor
 
-from hessinit.curvature.krylov import Operator
+from hessinit.curvature.operators import LinearOperator
 from hessinit.problem.checks import layer_name
 from hessinit.progress import PACE, OnProgress, ProgressState
 
@@ -106,20 +105,16 @@ class Progress:
         )
 
 
-class Watched:
+class Watched(LinearOperator):
     """An operator whose products are counted."""
 
-    def __init__(self, operator: Operator, progress: Progress, name: str) -> None:
+    def __init__(self, operator: LinearOperator, progress: Progress, name: str) -> None:
+        super().__init__(operator.shape, operator)
         self.operator = operator
         self.progress = progress
         self.name = name
-        self.shape = operator.shape
-        self.dtype = operator.dtype
-        self.device = operator.device
 
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        if vectors.ndim > 1:
-            return torch.stack([self @ vector for vector in vectors.unbind(1)], dim=1)
-        product = self.operator @ vectors
+    def _product(self, vector: Tensor) -> Tensor:
+        product = self.operator @ vector
         self.progress.product(self.name)
         return product

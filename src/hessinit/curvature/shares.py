@@ -122,12 +122,10 @@ class SumOverRanks(operators.LinearOperator):
     def __init__(
         self, ranks: Ranks, operator: operators.LinearOperator, block: tuple[int, list[str]]
     ) -> None:
+        super().__init__(operator.shape, operator)
         self._ranks = ranks
         self._operator = operator
         self._block = block
-        self.shape = operator.shape
-        self.dtype = operator.dtype
-        self.device = operator.device
 
     def _product(self, vector: Tensor) -> Tensor:
         answers = self._ranks.ask(*self._block, vector.numpy(force=True))
