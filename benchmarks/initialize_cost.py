@@ -54,7 +54,7 @@ def _show(task: Task, rate: float) -> None:
         model = task.build()
         with _Stopwatch(weight_trials, "try_weights") as trial:
             begun = time.perf_counter()
-            result = initialize.initialize_(model, task.loss, batch, lr=rate, seed=seed)
+            result = initialize.initialize_(Problem(model, task.loss, batch, seed=seed), lr=rate)
             times.append(time.perf_counter() - begun - trial.seconds)
         trials.append(trial.seconds)
     assert result is not None

@@ -21,9 +21,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from arena.schemes import is_ours, read_other, write_ours_
 from arena.tasks import BY_NAME, Task
 from hessinit.errors import ProblemError
+from hessinit.problem.problem import Problem
 from hessinit.results.comparison import window
 from hessinit.training import loop
-from hessinit.training.loop import Data, copy_to, read_data, reproducible, seed_everything
+from hessinit.training.loop import Data, copy_to, derive, read_data, reproducible, seed_everything
 
 POINTS = 40  # of a loss curve
 LONGEST_NOTE = 160
@@ -56,7 +57,8 @@ def train(key: Key, device: str | None = None) -> dict[str, Any]:
             else:
                 other = read_other(start, task)
                 warmup = other.warmup
-                other.initialize_(model, task.loss, batch, lr, seed, None, task.make_optimizer)
+                problem = Problem(model, task.loss, batch, seed=derive(seed, "start"))
+                other.initialize_(problem, lr, seed, task.make_optimizer)
         except Exception as failure:
             is_bug = is_ours(start) and not isinstance(failure, ProblemError)
             if is_bug or isinstance(failure, torch.OutOfMemoryError):

@@ -80,9 +80,8 @@ def train(job: Job) -> dict[str, Any]:
         model = task.build().train()
         batch = copy_to(data.initial_batch(seed), cpu)
         if start in OTHERS:
-            read_other(start, task).initialize_(
-                model, task.loss, batch, rate, seed, None, task.make_optimizer
-            )
+            problem = Problem(model, task.loss, batch, seed=derive(seed, "start"))
+            read_other(start, task).initialize_(problem, rate, seed, task.make_optimizer)
         else:
             seed_everything(seed, "start")
             survived = _fit_(model, task, batch, job)
