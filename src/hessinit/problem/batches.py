@@ -24,7 +24,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
         changed = {key: map_tensors(function, value) for key, value in structure.items()}
         try:
             # Hugging Face's BatchEncoding, OrderedDict and friends take a plain dict.
-            return changed if type(structure) is dict else type(structure)(changed)  # type: ignore[call-arg]
+            if type(structure) is dict:
+                return changed
+            return type(structure)(changed)  # type: ignore[call-arg]
         except TypeError:
             return changed
     if isinstance(structure, PackedSequence):

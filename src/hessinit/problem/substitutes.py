@@ -104,11 +104,15 @@ class Hardsigmoid(torch.autograd.Function):
         return gradient * slope, None
 
 
+def _hardsigmoid(input: Tensor, inplace: bool = False) -> Any:
+    return Hardsigmoid.apply(input, inplace)  # type: ignore[no-untyped-call]
+
+
 _SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch._weight_norm: _weight_norm,
     F.embedding: _embedding,
     F.embedding_bag: _embedding_bag,
-    F.hardsigmoid: lambda input, inplace=False: Hardsigmoid.apply(input, inplace),  # type: ignore[no-untyped-call]
+    F.hardsigmoid: _hardsigmoid,
 }
 
 
@@ -176,7 +180,8 @@ def matrix_products(*, tf32: bool) -> Iterator[None]:
             torch.set_float32_matmul_precision("high" if tf32 else "highest")
         except RuntimeError:
             # torch refuses to tell once the newer switches, one for each backend, have been used.
-            switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
+            backends: Any = torch.backends
+            switches = [backends.cuda.matmul, backends.mkldnn.matmul]
             for switch in switches:
                 stack.callback(setattr, switch, "fp32_precision", switch.fp32_precision)
                 switch.fp32_precision = "tf32" if tf32 else "ieee"
