@@ -58,14 +58,6 @@ class LanczosSettings:
             if self.progress is not None:
                 self.progress.layer_done(name)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {
-            "tolerance": self.tolerance,
-            "max_iterations": self.max_iterations,
-            "seed": self.seed,
-        }
-
     def search(
         self,
         operator: Operator,
@@ -203,7 +195,13 @@ def measure_spectrum(
     spectrum: dict[str, Any] = {}
     if top:
         count = min(top, operator.shape[0])
-        pairs = lanczos.top_eigenpairs(operator, count, **settings.options)
+        pairs = lanczos.top_eigenpairs(
+            operator,
+            count,
+            tolerance=settings.tolerance,
+            max_iterations=settings.max_iterations,
+            seed=settings.seed,
+        )
         spectrum["eigenvalues"] = pairs.values
     if trace:
         spectrum["trace"] = stochastic.hutch_plus_plus(operator, seed=settings.seed)

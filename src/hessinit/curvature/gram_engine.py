@@ -89,7 +89,12 @@ class GramEngine(Engine):
             watched = [
                 self.settings.watched(gram, [name]) for name, gram in zip(small, grams, strict=True)
             ]
-            tops = lanczos.largest_eigenvalues(watched, **self.settings.options)
+            tops = lanczos.largest_eigenvalues(
+                watched,
+                tolerance=self.settings.tolerance,
+                max_iterations=self.settings.max_iterations,
+                seed=self.settings.seed,
+            )
             self.settings.report_done(*small)
             for name, gram, top in zip(small, grams, tops, strict=True):
                 extremes[name] = self._from_gram(top, [gram])

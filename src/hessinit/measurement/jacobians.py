@@ -428,7 +428,14 @@ def _concatenated(
 
 
 def iterated_norms(maps: BatchedMap, like: Tensor, settings: LanczosSettings) -> SingularValues:
-    return largest_singular_values(maps, **settings.options, dtype=like.dtype, device=like.device)
+    return largest_singular_values(
+        maps,
+        tolerance=settings.tolerance,
+        max_iterations=settings.max_iterations,
+        seed=settings.seed,
+        dtype=like.dtype,
+        device=like.device,
+    )
 
 
 def _images_of_units(

@@ -168,7 +168,13 @@ def find_stability_limit(
     # Not started from the last eigenvector: where the sharpest direction has changed since, such a
     # search often ends at the old one and cannot tell (docs/tracking.md has the numbers).
     if top_only:
-        norm = lanczos.lanczos(operator, which="top", **settings.options).top
+        norm = lanczos.lanczos(
+            operator,
+            which="top",
+            tolerance=settings.tolerance,
+            max_iterations=settings.max_iterations,
+            seed=settings.seed,
+        ).top
     else:
         norm = spectral_norm(operator, settings, semidefinite=semidefinite)
     assert rule is not None
