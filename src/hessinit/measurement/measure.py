@@ -61,7 +61,9 @@ from hessinit.progress import OnProgress
 from hessinit.results.curvature_report import (
     ONLY_BOUNDED,
     CurvatureReport,
+    Diagnostics,
     Estimate,
+    JacobianBounds,
     LayerCurvature,
     Spread,
 )
@@ -427,9 +429,18 @@ class _Measurement:
             by_name = measuring.fill(layers, network, ranks)
         rows = tuple(by_name[layer.parameter] for layer in layers)
         whole = by_name[""] if network else measuring.bounded_network(rows)
-        further = self._measure_layers()
+        jacobians: Mapping[str, JacobianBounds] = {}
+        if "jacobians" in self.details:
+            jacobians = jacobian_bounds(problem, evaluations, self.settings)
+        diagnostics: Mapping[str, Diagnostics] = {}
+        if "diagnostics" in self.details:
+            diagnostics = diagnose(problem, evaluations)
         rows = tuple(
-            replace(row, **{field: values[layer.parameter] for field, values in further.items()})
+            replace(
+                row,
+                jacobians=jacobians.get(layer.parameter),
+                diagnostics=diagnostics.get(layer.parameter),
+            )
             for row, layer in zip(rows, layers, strict=True)
         )
         notes = (*notes, *note_unchecked(problem.check), *note_uncounted(problem))
@@ -439,21 +450,11 @@ class _Measurement:
         gradient = loss_gradient(evaluations)
         derivative_check.check_answer(evaluations, vector, whole)
         if not by_examples:  # of a share, no rank knows all activations
-            diagnostics = further.get("diagnostics")
-            judged = judge_signals(problem, evaluations, rows, gradient, diagnostics)
+            judged = judge_signals(problem, evaluations, rows, gradient, diagnostics or None)
             report = replace(report, **judged)
         seconds = problem.clock() - self.started
         cost = in_gradients(seconds, gradient.seconds)
         return replace(report, seconds=seconds, gradients=cost)
-
-    def _measure_layers(self) -> dict[str, Mapping[str, Any]]:
-        """Further fields of the rows, by parameter."""
-        fields: dict[str, Mapping[str, Any]] = {}
-        if "jacobians" in self.details:
-            fields["jacobians"] = jacobian_bounds(self.problem, self.evaluations, self.settings)
-        if "diagnostics" in self.details:
-            fields["diagnostics"] = diagnose(self.problem, self.evaluations)
-        return fields
 
 
 def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) -> None:

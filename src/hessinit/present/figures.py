@@ -188,14 +188,26 @@ def _name_beyond(ax: Axes, chart: LineChart, series: Series) -> None:
             edge = (0.03, 0.08, "bottom", "v")
         height, text_height, alignment, arrow = edge
         marker = "X" if series.symbol == "cross" else arrow
-        style: dict[str, Any] = {
-            "transform": ax.get_xaxis_transform(),
-            "color": _color(series.color),
-        }
-        ax.plot(x, height, marker=marker, markersize=6, clip_on=False, **style)
+        ax.plot(
+            x,
+            height,
+            marker=marker,
+            markersize=6,
+            clip_on=False,
+            transform=ax.get_xaxis_transform(),
+            color=_color(series.color),
+        )
         if chart.layers:
-            style |= {"ha": "center", "va": alignment, "fontsize": LAYOUT.points}
-            ax.text(x, text_height, format_number(value), **style)
+            ax.text(
+                x,
+                text_height,
+                format_number(value),
+                ha="center",
+                va=alignment,
+                fontsize=LAYOUT.points,
+                transform=ax.get_xaxis_transform(),
+                color=_color(series.color),
+            )
 
 
 def _draw_heat_map(ax: Axes, chart: HeatMap) -> None:
