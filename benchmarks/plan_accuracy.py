@@ -1,4 +1,4 @@
-"""How far `measure(…, plan=True)` is off: expected over actual gradients, seconds and memory.
+"""How far `hessinit.plan` is off: expected over actual gradients, seconds and memory.
 
 python benchmarks/plan_accuracy.py sizes       # thirteen cases from 1,000 to 25 million weights: five minutes
 python benchmarks/plan_accuracy.py             # those and the others: a quarter of an hour

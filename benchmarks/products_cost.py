@@ -1,4 +1,4 @@
-"""What `jacobians=True` and `diagnostics=True` cost beside the plain measurement.
+"""What the details "jacobians" and "diagnostics" cost beside the plain measurement.
 
 python benchmarks/products_cost.py           # about two minutes; ratios within one process, least of three
 """

@@ -45,8 +45,8 @@ SOUND_BY_TRIAL = (
 MOST_TIMES_SHARPER = 1000.0
 ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos"}
 MORE_CHARTS = (
-    "measure(…, top=10) or density=True adds 'spectrum:NAME', jacobians=True 'jacobians' and "
-    "'bounds', diagnostics=True 'activations'."
+    "measure(…, details=…) adds them: 'top-10' or 'density' the chart 'spectrum:NAME', 'jacobians' "
+    "the charts 'jacobians' and 'bounds', 'diagnostics' the chart 'activations'."
 )
 
 

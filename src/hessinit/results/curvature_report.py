@@ -392,7 +392,7 @@ class CurvatureReport(ByName[LayerCurvature], Result):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MeasurementPlan(Result):
-    """What `measure(…, plan=True)` expects a measurement to cost.
+    """What `plan` expects a measurement to cost.
 
     Only one gradient was computed and timed. `gradients` are expected, and `seconds` are these
     times `gradient_seconds`, which one gradient took. `memory` is the expected peak in bytes, with
