@@ -82,11 +82,12 @@ def _headline(plain: Comparison, excesses: Mapping[str, Sequence[str]]) -> str:
 def _explain_excess(plain: Comparison) -> str:
     return (
         f"Final loss: of the last {window(plain.steps)} of {plain.steps} steps, mean over "
-        f"{w.count(len(plain.seeds), 'seed')}; * lowest at that rate, ✗ diverged (seeds). Plain: "
-        "ten dense layers with tanh; normalized: the same with a LayerNorm after each hidden "
-        "layer. Excess: the loss less the lowest of its table, mean over the rates; a start that "
-        f"diverges with some seed counts as guessing ({w.format_number(GUESSING)}) there. Two "
-        "small networks are an example, not evidence: run hessinit compare on your own."
+        f"{w.count(len(plain.seeds), 'seed')}; * lowest at that rate, ✗ diverged (seeds), ° did "
+        "not learn. Plain: ten dense layers with tanh; normalized: the same with a LayerNorm "
+        "after each hidden layer. Excess: the loss less the lowest of its table, mean over the "
+        "rates; a start that diverges with some seed counts as guessing "
+        f"({w.format_number(GUESSING)}) there. Two small networks are an example, not evidence: "
+        "run hessinit compare on your own."
     )
 
 
