@@ -1,27 +1,31 @@
 """Which learning rate for a fine-tuning? Six base models × full, LoRA r = 4 and 16, DoRA × two seeds.
 
-    HESSINIT_DATA=folder python benchmarks/finetuning.py                   what is missing of the development half
-    HESSINIT_DATA=folder python benchmarks/finetuning.py --set held-out    the half that was set aside
-    HESSINIT_DATA=folder python benchmarks/finetuning.py ratios            LoRA with a higher rate for B than for A
-    python benchmarks/finetuning.py show                                   the tables (results/finetuning.txt)
+    export HESSINIT_DATA=folder
+    python benchmarks/finetuning.py grid --workers 6            the rates of a grid, and those of the rules
+    python benchmarks/finetuning.py advise                      what `advise` says, and a training at its rate
+    python benchmarks/finetuning.py grid advise --set held-out  the half that was set aside
+    python benchmarks/finetuning.py ratios                      LoRA with another rate for B than for A
+    python benchmarks/finetuning.py show                        the tables (results/finetuning.txt)
 
 The benchmark pretrains its base models (character GPT, CNN, ViT; 30 seconds each) and caches them in
 `--bases FOLDER`. A cell is a base model, a way to adapt it, and a seed. It is fine-tuned with AdamW (torch's
-settings) for 300 steps: linear warmup over 15 of them, then linear decay to 0. The loss is that on held-out
+settings) for 200 steps: linear warmup over 10 of them, then linear decay to 0. The loss is that on held-out
 examples after the last step. The rates of a grid are a factor 2 apart, and the grid is widened until the two
 rates at each end are worse than the best by 2 % of its fall.
-Against it: the rate of `hessinit.advise`, which gets one mini-batch; a fixed 2e-4; and ten times the best rate
-of full fine-tuning, which only a second grid can tell. A rate fails where its training diverges, or falls by
-less than a tenth of what the best one does; a training that diverges counts with the loss before it.
+Against it: the rate of `hessinit.advise`, which gets one mini-batch; a fixed 2e-4; and ten times the best
+rate of full fine-tuning, which only a second grid can tell. A rate fails where its training diverges, or
+falls by less than a tenth of what the best one does; a diverged training counts with the loss before it.
 
-A finished training is appended to the record at once, and what is there is not made again. `--fresh` makes the
-advice of the set again. Without `HESSINIT_DATA` digits and the project's documents stand in; name a `--record`.
+A finished training is appended to the record at once, and what is there is not made again. `--fresh` makes
+the advice of the set again. Without `HESSINIT_DATA` digits and the project's documents stand in; name another
+`--record` then.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import os
@@ -29,7 +33,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -48,13 +52,13 @@ from torch.optim.lr_scheduler import LambdaLR
 import hessinit
 from hessinit.training.loop import seed_everything
 
-STEPS, WARMUP = 300, 15
+STEPS, WARMUP = 200, 10
 SEEDS = (0, 1)
 WORSE, BESIDE, FURTHEST = 0.02, 2, 12  # how the grid ends
 NEAR, FAILING = 2.5, 0.1
 FIXED, TIMES_FULL = 2e-4, 10
-RATIOS = (0.25, 4.0, 16.0)  # of the rate of B over that of A
-RATED = ("LoRA r = 4", "LoRA r = 16")  # the methods that `ratios` trains
+RATIOS = (4.0, 16.0)  # of the rate of B over that of A; 16 is that of LoRA+
+RATED = ("LoRA r = 16",)  # the methods that `ratios` trains
 RECORD = Path(__file__).parent / "results" / "finetuning.jsonl"
 BASES = Path(tempfile.gettempdir()) / "hessinit-bases"
 CHOICES = {"advise": "hessinit.advise", "fixed": "2e-4", "times full": "ten times full fine-tuning"}
@@ -178,6 +182,9 @@ def next_exponent(losses: dict[int, float], first: float, start: int) -> int | N
 # --- Running ----------------------------------------------------------------------------------------------
 
 
+MakeBench = Callable[[], Bench]
+
+
 class Record:
     """The rows of a record, and a file to which new ones are appended at once."""
 
@@ -202,7 +209,7 @@ class Record:
         rows = self.of(cell, "rate")
         return {row["lr"]: math.inf if row["loss"] is None else row["loss"] for row in rows}
 
-    def loss_at(self, cell: Cell, lr: float | None, bench: Callable[[], Bench]) -> float:
+    def loss_at(self, cell: Cell, lr: float | None, bench: MakeBench) -> float:
         """The loss at this rate, from the record or from a training."""
         rate = rounded(lr or math.nan)
         if rate is None:
@@ -213,15 +220,8 @@ class Record:
         return self.losses(cell)[rate]
 
 
-def run_cell(cell: Cell, record: Record, bases: Path, best_full: float | None) -> float:
-    """Make what is missing of a cell; return the best rate of its grid."""
-    benches: list[Bench] = []
-
-    def bench() -> Bench:
-        if not benches:
-            benches.append(Bench(cell, bases))
-        return benches[0]
-
+def make_grid(cell: Cell, record: Record, bench: MakeBench, best_full: float | None) -> float:
+    """Make what is missing of a cell's grid and of the rules; return the best rate of the grid."""
     if not record.of(cell, "first"):
         record.add({**cell.row, "what": "first", "loss": rounded(bench().loss(bench().model()))})
     first = record.of(cell, "first")[0]["loss"]
@@ -229,9 +229,6 @@ def run_cell(cell: Cell, record: Record, bases: Path, best_full: float | None) -
     grid: dict[int, float] = {}
     while (power := next_exponent(grid, first, start)) is not None:
         grid[power] = record.loss_at(cell, 2.0**power, bench)
-    if not record.of(cell, "advise"):
-        record.add({**cell.row, **bench().advise()})
-    record.loss_at(cell, record.of(cell, "advise")[0]["lr"], bench)
     if cell.ratio == 1:
         record.loss_at(cell, FIXED, bench)
         if best_full is not None:
@@ -239,20 +236,30 @@ def run_cell(cell: Cell, record: Record, bases: Path, best_full: float | None) -
     return 2.0 ** min(grid, key=grid.__getitem__)
 
 
-def run_task(task: str, seed: int, part: str, path: Path, bases: Path) -> str:
+def make_advice(cell: Cell, record: Record, bench: MakeBench) -> None:
+    """Make what is missing of the advice for a cell, and of the training at its rate."""
+    if not record.of(cell, "advise"):
+        record.add({**cell.row, **bench().advise()})
+    record.loss_at(cell, record.of(cell, "advise")[0]["lr"], bench)
+
+
+def run_task(task: str, seed: int, parts: Sequence[str], path: Path, bases: Path) -> str:
     """Make what is missing of a task and a seed."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     started = time.perf_counter()
     record = Record(path)
-    if part == "ratios":
-        for cell in (Cell(task, method, seed, ratio) for method in RATED for ratio in RATIOS):
-            run_cell(cell, record, bases, None)
-    else:
-        best_full = None
-        for method in METHODS:
-            best = run_cell(Cell(task, method, seed), record, bases, best_full)
+    cells = [Cell(task, method, seed) for method in METHODS]
+    if "ratios" in parts:
+        cells = [Cell(task, method, seed, ratio) for method in RATED for ratio in RATIOS]
+    best_full = None
+    for cell in cells:
+        bench = functools.cache(functools.partial(Bench, cell, bases))
+        if parts != ["advise"]:
+            best = make_grid(cell, record, bench, best_full)
             best_full = best_full or best
+        if "advise" in parts:
+            make_advice(cell, record, bench)
     return f"{task}, seed {seed}: {time.perf_counter() - started:.0f} s"
 
 
@@ -262,10 +269,10 @@ def run(options: argparse.Namespace) -> None:
         rows = Record(options.record).rows
         rest = [row for row in rows if row["what"] != "advise" or row["task"] not in tasks]
         options.record.write_text("".join(json.dumps(row) + "\n" for row in rest), encoding="utf-8")
-    facts = run_facts(f"finetuning.py {options.part}", set=options.set, workers=options.workers)
+    facts = run_facts(f"finetuning.py {' '.join(options.parts)}", set=options.set, workers=options.workers)
     with options.record.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(facts) + "\n")
-    jobs = [(task, seed, options.part, options.record, options.bases) for task in tasks for seed in SEEDS]
+    jobs = [(task, seed, options.parts, options.record, options.bases) for task in tasks for seed in SEEDS]
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
         for future in as_completed([pool.submit(run_task, *job) for job in jobs]):
             print(future.result(), flush=True)
@@ -314,7 +321,7 @@ def outcomes_of(record: Record, tasks: Iterable[str]) -> list[Outcome]:
             best_full = None
             for method in METHODS:
                 cell = Cell(task, method, seed)
-                if not record.of(cell, "advise"):
+                if not record.of(cell, "advise") or not record.of(cell, "rate"):
                     continue
                 outcomes.append(Outcome(cell, record, best_full))
                 best_full = best_full or outcomes[-1].best_rate
@@ -366,14 +373,14 @@ def show(record: Record) -> None:
 
 def show_ratios(record: Record) -> None:
     """The best loss of each ratio of rates, over that of one rate for A and B."""
-    rows = [row for row in record.rows if row["what"] == "advise" and row["ratio"] != 1]
+    rows = [row for row in record.rows if row["ratio"] != 1]
     if not rows:
         return
     print("\nThe rate of B over that of A: best loss of a grid over that of one rate, less 1.")
     print(f"{'base model':26}{'method':13}{'seed':>4}" + "".join(f"{ratio:>10g}" for ratio in RATIOS))
     excess: dict[float, list[float]] = {}
     for cell in dict.fromkeys(Cell(row["task"], row["method"], row["seed"]) for row in rows):
-        best = Outcome(cell, record, None).best
+        best = min(record.losses(cell).values())
         line = f"{cell.task:26}{cell.method:13}{cell.seed:>4}"
         for ratio in RATIOS:
             losses = record.losses(Cell(cell.task, cell.method, cell.seed, ratio))
@@ -389,14 +396,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", nargs="?", choices=["run", "ratios", "show"], default="run")
+    parser.add_argument("parts", nargs="+", choices=["grid", "advise", "ratios", "show"])
     parser.add_argument("--set", choices=["development", "held-out"], default="development")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--record", type=Path, default=RECORD)
     parser.add_argument("--bases", type=Path, default=BASES)
     parser.add_argument("--fresh", action="store_true", help="make the advice again")
     options = parser.parse_args()
-    if options.part != "show":
+    if options.parts != ["show"]:
         run(options)
     show(Record(options.record))
 

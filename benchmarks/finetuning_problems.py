@@ -60,8 +60,9 @@ def wikipedia(count: int) -> str:
 
 
 def code(count: int) -> str:
-    """The beginning of Python's standard library."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    """The beginning of Python's standard library, of `code.py` in the data folder where there is one."""
+    copy = Path(os.environ.get(VARIABLE, "")) / "code.py"
+    files = [copy] if copy.exists() else sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     return "".join(file.read_text(encoding="utf-8") for file in files)[:count]
 
 

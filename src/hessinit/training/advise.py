@@ -16,6 +16,7 @@ from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import Evaluation, evaluate, in_gradients, loss_gradient
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, argument, choose
+from hessinit.init.weights import reason_to_keep
 from hessinit.measurement.facts import (
     facts_of,
     in_running_order,
@@ -119,6 +120,8 @@ def advise(
             facts["notes"] += (
                 f"No trial of the learning rate, as a training step failed: {failure}",
             )
+    if rates is not None and rates.trained_before and limit.frozen:
+        facts["notes"] += (say.NO_GRADIENT_YET,)
     seconds = measured.clock() - started
     facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
     advice = _advise_by_limit(rule, limit, facts)
@@ -238,6 +241,9 @@ class SearchRules:
     # a training fails in the end.
     least_times: float = 0.25
     most_times: float = 0.6
+    # With frozen weights or adapters the length of the trained weights says nothing: B of LoRA
+    # starts at 0. This was chosen on the development half of `benchmarks/finetuning.py`.
+    adapter_times: float = 1.0
     # Warmup is tried over a third of a training of this length.
     warmup_trial: int = 96
     # Where the curvature sets no rate and no step moves the weights.
@@ -264,14 +270,23 @@ def search_rate(
     trials = tuple(search.trials[power] for power in sorted(search.trials))
     if search.longer is not None:
         trials = (*trials, search.longer)
+    trained_before = bool(reason_to_keep(setting.setup.model))
     if not search.learned:
-        return TriedRates(trials=trials)
+        return TriedRates(trials=trials, trained_before=trained_before)
     favoured = search.interpolated(chosen)
     times = min(max((reach / favoured) ** (1 / 3), SEARCH.least_times), SEARCH.most_times)
+    if trained_before:
+        times = SEARCH.adapter_times
     survivors = [trial.lr for trial in trials if trial.survived]
     rate = min(max(times * favoured, min(survivors)), max(survivors))
     stopped = chosen in (min(search.trials), max(search.trials))
-    return TriedRates(trials=trials, rate=rate, favoured=favoured, stopped_at_end=stopped)
+    return TriedRates(
+        trials=trials,
+        rate=rate,
+        favoured=favoured,
+        stopped_at_end=stopped,
+        trained_before=trained_before,
+    )
 
 
 def try_warmup(setting: TrialSetting, lr: float) -> WarmupAdvice:
