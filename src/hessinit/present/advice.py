@@ -135,8 +135,6 @@ def explain_trials(tried: TriedRates) -> str:
             ways_out = WAYS_TO_ADAPT
         return f"In {held} {_tell_failures(trials)}. What may help: {ways_out}."
     end = w.text_if(tried.stopped_at_end, ", the last of them")
-    if tried.rate == tried.favoured:
-        return f"Near it the loss fell lowest in {held}{end}."
     return (
         f"{w.format_number(tried.rate / tried.favoured, 2)} times "
         f"{w.format_number(tried.favoured)}, near which the loss fell lowest in {held}{end}: short "

@@ -241,9 +241,9 @@ class SearchRules:
     # a training fails in the end.
     least_times: float = 0.25
     most_times: float = 0.6
-    # With frozen weights or adapters the length of the trained weights says nothing: B of LoRA
-    # starts at 0. This was chosen on the development half of `benchmarks/finetuning.py`.
-    adapter_times: float = 1.0
+    # Beside frozen weights, or with adapters, the length of what is trained says nothing, as B of
+    # LoRA starts at 0; chosen on the development half of `benchmarks/finetuning.py`.
+    adapter_times: float = 0.85
     # Warmup is tried over a third of a training of this length.
     warmup_trial: int = 96
     # Where the curvature sets no rate and no step moves the weights.
