@@ -212,6 +212,6 @@ def _tell_end(trial: Trial) -> str:
 def flat_initialization(norm: float) -> str:
     """Return the warning that the weights are flatter than the network will soon be."""
     return (
-        f"These weights are flat (‖H‖ = {w.format_number(norm)}): the curvature usually grows within "
-        "a few steps, and the stable learning rate falls with it."
+        f"These weights are flat (‖H‖ = {w.format_number(norm)}): the curvature usually grows "
+        "within a few steps, and the stable learning rate falls with it."
     )

@@ -72,8 +72,8 @@ def advise(
     rate is found by trials: from the rate of the largest guaranteed decrease on, `trial_steps`
     steps on halves of the batch at rates a factor 2 apart (`advice.trials`). The advice is a
     geometric mean of the best of them, counted twice, and of the rate whose first step moves the
-    weights by a fixed part of their length, within 0.25 to 0.6 times the best; nan where nothing
-    learns. Without a curvature, as of a loss that has no second derivative, trials alone decide.
+    weights by a fixed part of their length, within 0.25 to 0.6 times the best; beside frozen
+    weights, as with adapters, it is 0.85 times the best. It is nan where nothing learns. Without a curvature, as of a loss that has no second derivative, trials alone decide.
     The model is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed
     decrease. Above the advised rate, two longer trials decide whether `lr` is to be warmed up to.
 
@@ -259,8 +259,8 @@ def search_rate(
     """Search the rate by trials, from that of the largest guaranteed decrease, `best`, on.
 
     The rate is a geometric mean of the one that the trials favour, counted twice, and of the one
-    whose first step moves the weights by a fixed part of their length; it is one that was tried, or
-    lies between two.
+    whose first step moves the weights by a fixed part of their length; beside frozen weights, which
+    were trained, it is a fixed part of the former. It is one that was tried, or lies between two.
     """
     # A step that is lost in the rounding of the weights has no length.
     moved = setting.first_move(best if 0 < best < math.inf else 1.0)
