@@ -73,7 +73,8 @@ def advise(
     steps on halves of the batch at rates a factor 2 apart (`advice.trials`). The advice is a
     geometric mean of the best of them, counted twice, and of the rate whose first step moves the
     weights by a fixed part of their length, within 0.25 to 0.6 times the best; beside frozen
-    weights, as with adapters, it is 0.85 times the best. It is nan where nothing learns. Without a curvature, as of a loss that has no second derivative, trials alone decide.
+    weights, as with adapters, it is 0.85 times the best. It is nan where nothing learns. Without a
+    curvature, as of a loss that has no second derivative, trials alone decide.
     The model is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed
     decrease. Above the advised rate, two longer trials decide whether `lr` is to be warmed up to.
 
