@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,14 @@ from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine
 from hessinit.curvature.evaluation import Evaluation, evaluate, in_gradients, loss_gradient
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, argument, choose
+from hessinit.errors import (
+    ConvergenceError,
+    ConvergenceWarning,
+    DerivativeError,
+    ProblemError,
+    argument,
+    choose,
+)
 from hessinit.measurement.facts import (
     facts_of,
     in_running_order,
@@ -35,6 +42,7 @@ from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_war
 from hessinit.results.curvature_report import MATRICES, Estimate
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
+from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.trial import LENGTHS, TrainingSetup, TrialSetting, prepare_trials
 
 
@@ -45,9 +53,8 @@ def advise(
     loss: Loss | None = None,
     batch: Any = None,
     *,
-    optimizer: rules.AnyOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     lr: float | None = None,
-    settings: Mapping[str, Any] | None = None,
     curvature: str = "gauss-newton",
     tolerance: float = 0.01,
     max_iterations: int = 200,
@@ -95,9 +102,8 @@ def advise(
         check_whole("max_iterations", max_iterations, at_least=1),
         problem.seed,
     )
-    rule = rules.build_optimizer_rule(
-        optimizer, problem.model, lr=lr, layers=problem.layers, settings=settings
-    )
+    training = Training.of(optimizer)
+    rule = rules.build_optimizer_rule(training, problem.model, lr=lr, layers=problem.layers)
     measured = FunctionalProblem(replace(problem, layers=sorted(rule.rates) or problem.layers))
     with measured.settings():
         evaluations = evaluate(measured)
@@ -108,12 +114,14 @@ def advise(
     rates = None
     warmup = None
     if trial_steps:
-        setup = TrainingSetup.of(problem, rules.optimizer_builder(rule, optimizer, problem.model))
+        setup = TrainingSetup.of(problem, training)
         try:
             with prepare_trials(setup, measured.batches) as setting:
                 rates = search_rate(setting, rule, limit.best, trial_steps)
                 if rule.lr is not None and rule.lr > rates.rate:
                     warmup = try_warmup(setting, rule.lr)
+        except ProblemError:  # the optimizer
+            raise
         # What can be measured need not be trainable, as an RNN in eval mode.
         except Exception as failure:
             facts["notes"] += (
@@ -143,7 +151,6 @@ def _find_limit(
     needed: bool,
 ) -> rules.StabilityLimit:
     """Return the stability limit; an unknown one without a curvature, unless it is `needed`."""
-    assert rule.rule is not None
     try:
         return rules.find_stability_limit(
             rule,
@@ -178,7 +185,7 @@ def _advise_by_limit(
 ) -> results.LearningRateAdvice:
     """Return the advice that follows from the stability limit alone."""
     lr = rule.lr or None
-    if isinstance(limit.rule, AdamRule) or limit.ends is None:
+    if not isinstance(limit.rule, Descent) or limit.ends is None:
         best_reason, stable_reason = _explain(limit)
         return results.LearningRateAdvice(
             optimizer=rule.name,
