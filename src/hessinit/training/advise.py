@@ -110,10 +110,12 @@ def advise(
         limit = _find_limit(rule, evaluations, curvature, search, needed=not trial_steps)
         facts = _facts_of(measured, evaluations, curvature)
         facts["notes"] += (*rule.notes, *note_uncounted(measured, rule.moved), *limit.notes)
-        gradient = loss_gradient(evaluations).seconds
+        whole = loss_gradient(evaluations)
+        gradient = whole.seconds
+        length = math.hypot(*(float(part.norm()) for part in whole.by_leaf.values()))
     rates = None
     warmup = None
-    if trial_steps:
+    if trial_steps and not rule.tunes_itself:
         setup = TrainingSetup.of(problem, training)
         try:
             with prepare_trials(setup, measured.batches) as setting:
@@ -130,6 +132,9 @@ def advise(
     seconds = measured.clock() - started
     facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
     advice = _advise_by_limit(rule, limit, facts)
+    if training.clip_norm is not None and length > training.clip_norm:
+        clipping = say.explain_clipping(training.clip_norm, length)
+        advice = replace(advice, stable_reason=f"{advice.stable_reason}{clipping}")
     if rates is not None:
         advice = results.with_trials(advice, rates, warmup)
     if not advice.converged:
@@ -185,8 +190,20 @@ def _advise_by_limit(
 ) -> results.LearningRateAdvice:
     """Return the advice that follows from the stability limit alone."""
     lr = rule.lr or None
+    if rule.tunes_itself:
+        return results.LearningRateAdvice(
+            optimizer=rule.name,
+            lr=lr,
+            learning_rate=1.0,
+            learning_rate_reason=say.explain_self_tuning(rule.name),
+            stable_learning_rate=math.nan,
+            stable_reason=f"Not known: {rule.name} changes the length of its steps in training.",
+            norm=limit.norm,
+            warmup=results.untried_warmup(lr, 1.0),
+            **facts,
+        )
     if not isinstance(limit.rule, Descent) or limit.ends is None:
-        best_reason, stable_reason = _explain(limit)
+        best_reason, stable_reason = _explain(limit, rule.name)
         return results.LearningRateAdvice(
             optimizer=rule.name,
             lr=lr,
@@ -203,22 +220,25 @@ def _advise_by_limit(
     return replace(advice, optimizer=rule.name)
 
 
-def _explain(limit: rules.StabilityLimit) -> tuple[str, str]:
-    """Return the reasons of the best and the stable rate of Adam, or of an unknown limit."""
+def _explain(limit: rules.StabilityLimit, name: str) -> tuple[str, str]:
+    """Return the reasons of the best and the stable rate, but for gradient descent's."""
     norm = limit.norm.value
+    first_step = (
+        "The first step sets it: it lowers the quadratic model of the loss most at this rate."
+    )
+    rule = limit.rule
+    if rule is None and not math.isnan(limit.best):
+        return first_step, say.explain_response(norm, name, limit.norm.reason)
     if math.isnan(norm):
         unknown = say.explain_unknown(limit.norm.reason)
         return unknown, unknown
-    rule = limit.rule
     assert isinstance(rule, AdamRule)
     best = rule.best(norm)
     best_reason, stable_reason = say.explain_adaptive(
         norm, best, limit.stable, rule.decoupled_decay
     )
     if limit.first_step < best:
-        best_reason = (
-            "The first step sets it: it lowers the quadratic model of the loss most at this rate."
-        )
+        best_reason = first_step
     later = rule.stability_limit(norm)
     if 2 * limit.first_step <= later < math.inf:
         stable_reason = (

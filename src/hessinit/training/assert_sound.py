@@ -196,7 +196,8 @@ def measure_and_judge(
     trial, loss_range = _try_rate(problem, optimizer, rule)
     overruled = trial is not None and learns_much(trial, loss_range)
     report = _with_findings_for(rule, report, overruled=overruled)
-    if stable > 0:  # where the norm is not finite, that is a finding of its own
+    # Where the norm is not finite, that is a finding of its own; some optimizers have no limit.
+    if stable > 0 or rule.rule is None:
         findings = [
             *_judge_height(report, rule, stable, times_stable, trial, loss_range),
             *_judge_smallness(report, rule, loss_range),
@@ -222,7 +223,7 @@ def _judge_height(
     if rule.lr > times_stable * stable and (is_strict or not learned):
         times = words.format_times(rule.lr / stable)
         message = (
-            f"lr = {rule.lr:g} is {times} times the stability limit of {rule.rule}, which is "
+            f"lr = {rule.lr:g} is {times} times the stability limit of {rule.name}, which is "
             f"{words.format_number(stable)}."
         )
         return [Finding(kind="rate too high", message=message, way_out=way_out)]

@@ -15,7 +15,21 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from hessinit.curvature import lanczos, operators
 from hessinit.curvature.engine import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
+from hessinit.curvature.optimizer_response import (
+    RESPONSE,
+    OptimizerCopy,
+    disagreement,
+    measure_response,
+    warm_up,
+)
+from hessinit.curvature.preconditioner import (
+    AdamRule,
+    ScaledCurvature,
+    gradient_moments,
+    measure_adam,
+    minibatch_gradients,
+    spectral_norm,
+)
 from hessinit.errors import ProblemError, argument
 from hessinit.problem import checks
 from hessinit.results.advice import Descent, check_rate
@@ -26,6 +40,7 @@ from hessinit.training.optimizers import (
     as_tuple,
     check_steps,
     name_kinds,
+    tunes_itself,
     unwrap_optimizer,
 )
 
@@ -71,6 +86,11 @@ class OptimizerRule:
         if not self.rule.momentum:
             return "sgd"
         return "nesterov" if self.rule.nesterov else "momentum"
+
+    @property
+    def tunes_itself(self) -> bool:
+        """Whether it finds its learning rate, as Prodigy does."""
+        return any(map(tunes_itself, self.optimizers))
 
     @property
     def is_uniform(self) -> bool:
@@ -156,7 +176,9 @@ def find_stability_limit(
     leaves = evaluations[0].problem.leaves
     rule = optimizer.rule
     if rule is None:
-        return StabilityLimit(math.nan, math.nan, Estimate(math.nan, 0.0, True, "no limit"), None)
+        return _limit_of_response(
+            optimizer, engine, evaluations, settings, semidefinite=semidefinite, top_only=top_only
+        )
     if isinstance(rule, Descent) and optimizer.is_uniform:
         return _limit_of_descent(rule, extremes or engine.extremes(list(leaves)), top_only)
     if isinstance(rule, AdamRule) and optimizer.age(leaves) < YOUNG:
@@ -164,19 +186,7 @@ def find_stability_limit(
             rule, optimizer, engine, evaluations, settings, semidefinite=semidefinite
         )
     operator = _scaled_curvature(optimizer, engine, leaves)
-    # Not started from the last eigenvector: where the sharpest direction has changed since, such a
-    # search often ends at the old one and cannot tell (docs/tracking.md has the numbers).
-    if top_only:
-        norm = lanczos.lanczos(
-            operator,
-            which="top",
-            tolerance=settings.tolerance,
-            max_iterations=settings.max_iterations,
-            seed=settings.seed,
-        ).top
-    else:
-        norm = spectral_norm(operator, settings, semidefinite=semidefinite)
-    assert rule is not None
+    norm = _norm_of(operator, settings, semidefinite=semidefinite, top_only=top_only)
     rule = replace(rule, weight_decay=0.0)
     value = max(norm.value, 0.0)
     zero = replace(norm, value=0.0, error=0.0, converged=True, products=0)
@@ -187,6 +197,74 @@ def find_stability_limit(
         rule,
         ends=(norm, zero),
         products=norm.products,
+    )
+
+
+def _norm_of(
+    operator: ScaledCurvature, settings: LanczosSettings, *, semidefinite: bool, top_only: bool
+) -> Estimate:
+    # Not started from the last eigenvector: where the sharpest direction has changed since, such a
+    # search often ends at the old one and cannot tell (docs/tracking.md has the numbers).
+    if not top_only:
+        return spectral_norm(operator, settings, semidefinite=semidefinite)
+    return lanczos.lanczos(
+        operator,
+        which="top",
+        tolerance=settings.tolerance,
+        max_iterations=settings.max_iterations,
+        seed=settings.seed,
+    ).top
+
+
+def _limit_of_response(
+    optimizer: OptimizerRule,
+    engine: Engine,
+    evaluations: Sequence[Evaluation],
+    settings: LanczosSettings,
+    *,
+    semidefinite: bool,
+    top_only: bool,
+) -> StabilityLimit:
+    """Return the limit by the optimizer's own response; nan with the reason where there is none.
+
+    The response is measured again at the limit that follows from it.
+    """
+    problem = evaluations[0].problem
+    parameters = [problem.model.get_parameter(name) for name in problem.leaves]
+    gradients = minibatch_gradients(evaluations, RESPONSE.most_gradients)
+    largest = max(
+        float(group["lr"]) for part in optimizer.optimizers for group in part.param_groups
+    )
+    norm = Estimate(math.nan, 0.0, True, "its learning rate is 0")
+    if optimizer.tunes_itself:
+        norm = replace(norm, reason="it finds its learning rate itself")
+    if not largest > 0 or optimizer.tunes_itself:
+        return StabilityLimit(math.nan, math.nan, norm, None)
+    try:
+        stepping = OptimizerCopy(optimizer.optimizers, parameters)
+        step = warm_up(stepping, gradients, RESPONSE.warm_steps) / largest
+        response = measure_response(stepping, gradients, settings.seed) / largest
+    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as failure:
+        reason = f"it cannot step on copies of the weights ({failure})"
+        return StabilityLimit(math.nan, math.nan, replace(norm, reason=reason), None)
+    operator = engine.operator(list(problem.leaves))
+    step = step.to(gradients[0])
+    slope = -float(gradient_moments(evaluations).gradient @ step)
+    bend = float(step @ (operator @ step))
+    first_step = slope / bend if bend > 0 < slope else math.inf
+    scale = torch.where(response > 0, 1 / response, math.inf).to(gradients[0])
+    scaled = ScaledCurvature(operator, scale)
+    found = _norm_of(scaled, settings, semidefinite=semidefinite, top_only=top_only)
+    stable = 2 / found.value if found.value > 0 else math.inf
+    if math.isfinite(stable):
+        stepping.scale_rates(stable / largest)
+        size = RESPONSE.times_larger * RESPONSE.size
+        again = measure_response(stepping, gradients, settings.seed + 1, size) / stable
+        if reason := disagreement(response, again):
+            found = replace(norm, reason=reason)
+            stable = math.nan
+    return StabilityLimit(
+        stable, first_step, found, None, first_step=first_step, products=found.products
     )
 
 

@@ -199,11 +199,6 @@ class Stepper:
         """Whether the weights that count are others than those it trains at."""
         return bool(self._averaging)
 
-    @property
-    def tunes_itself(self) -> bool:
-        """Whether it finds its learning rate, which multiplies `lr`."""
-        return any(type(part).__name__.startswith(_SELF_TUNING) for part in self.optimizers)
-
     def scale_rates(self, lr: float) -> None:
         """Bring the largest rate to this one; the other groups keep their proportion to it."""
         largest = max(float(group["lr"]) for group in self.param_groups)
@@ -242,6 +237,11 @@ class Stepper:
     def _set_mode(self, mode: str) -> None:
         for optimizer in self._averaging:
             getattr(optimizer, mode)()
+
+
+def tunes_itself(optimizer: Optimizer) -> bool:
+    """Whether it finds its learning rate, which `lr` multiplies."""
+    return type(optimizer).__name__.startswith(_SELF_TUNING)
 
 
 def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
