@@ -19,6 +19,7 @@ from hessinit.curvature.optimizer_response import (
     RESPONSE,
     OptimizerCopy,
     disagreement,
+    is_descent,
     measure_response,
     warm_up,
 )
@@ -252,6 +253,9 @@ def _limit_of_response(
     slope = -float(gradient_moments(evaluations).gradient @ step)
     bend = float(step @ (operator @ step))
     first_step = slope / bend if bend > 0 < slope else math.inf
+    if not is_descent(response):
+        bounded = replace(norm, reason="its steps do not follow a change of the gradient")
+        return StabilityLimit(math.nan, first_step, bounded, None, first_step=first_step)
     scale = torch.where(response > 0, 1 / response, math.inf).to(gradients[0])
     scaled = ScaledCurvature(operator, scale)
     found = _norm_of(scaled, settings, semidefinite=semidefinite, top_only=top_only)
