@@ -18,6 +18,9 @@ from hessinit.training.optimizers import NAMES
 from tiny import LOSS, batch, inputs, labels, network
 from zoo.snapshot import differences, snapshot
 
+if not hasattr(torch.optim, "Muon"):
+    pytest.skip("this version of torch has no Muon", allow_module_level=True)
+
 
 def muon(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
     matrices = [weight for weight in parameters if weight.ndim == 2]

@@ -64,24 +64,26 @@ def advise(
 ) -> results.LearningRateAdvice:
     """Return the learning rate to train with, the stability limit, and whether to warm up.
 
-    Takes a `Problem`, or model, loss and batch for one with the defaults. `optimizer` is "sgd",
-    "momentum", "nesterov", "adam" or "adamw", a torch optimizer, or a function `(parameters)` or
-    `(parameters, lr)` that builds one. A name has torch's default settings but for those in
-    `settings`: momentum, betas, eps, weight_decay. Groups may differ in learning rate and weight
-    decay: the advice is for the one with the largest learning rate (or for `lr`), and the others
-    keep their proportion to it. For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P
+    Takes a `Problem`, or model, loss and batch for one with the defaults. `optimizer` is any: a
+    name of a class in `torch.optim`, a torch optimizer, several, a function that builds them, or a
+    `Training` with settings, clipping and accumulation. Groups may differ: the advice is for the
+    one with the largest learning rate (or for `lr`), and the others keep their proportion to it.
+    For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P
     the root mean square of mini-batch gradients, so the batch should be what one training step
     sees. `curvature` ("gauss-newton" or "hessian"), `tolerance` and `max_iterations` are those of
     `measure`; `distributed` is that of `initialize_`: rank 0 works, and every rank gets its advice.
 
-    The stability limit is exact for a quadratic with the curvature of these weights. The learning
-    rate is found by trials: from the rate of the largest guaranteed decrease on, `trial_steps`
-    steps on halves of the batch at rates a factor 2 apart (`advice.trials`). The advice is a
-    geometric mean of the best of them, counted twice, and of the rate whose first step moves the
-    weights by a fixed part of their length, within 0.25 to 0.6 times the best; nan where nothing
-    learns. Without a curvature, as of a loss that has no second derivative, trials alone decide.
-    The model is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed
-    decrease. Above the advised rate, two longer trials decide whether `lr` is to be warmed up to.
+    The stability limit is exact for a quadratic with the curvature of these weights. That of an
+    optimizer without a closed form follows from its own response to the gradient, or is nan where
+    no rate of a quadratic is one, as of steps of bounded length. The learning rate is found by
+    trials: from the rate of the largest guaranteed decrease on, `trial_steps` steps on halves of
+    the batch at rates a factor 2 apart (`advice.trials`), three times as many without a closed
+    form. The advice is a geometric mean of the best of them and of the rate at which a step moves
+    the weights by a fixed part of their length, within 0.25 to 0.6 (or 1) times the best; nan where
+    nothing learns. Without a curvature, as of a loss that has no second derivative, trials alone
+    decide. The model is put back, bit for bit. With trial_steps=0 it is the rate of the largest
+    guaranteed decrease, or of the first step's. Above the advised rate, two longer trials decide
+    whether `lr` is to be warmed up to.
 
     Costs what `measure` takes for the network alone (for Adam and AdamW about ten products and a
     few gradients), and about four trials of 32 steps on half the batch.

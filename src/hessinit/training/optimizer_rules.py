@@ -409,17 +409,7 @@ def read_optimizer(
     state. Otherwise rates are those that a warmup leads to, before the first step.
     """
     optimizers = [unwrap_optimizer(part) for part in as_tuple(optimizer)]
-    holders = {
-        id(parameter): (part, group)
-        for part in optimizers
-        for group in part.param_groups
-        for parameter in group["params"]
-    }
-    held_by = {
-        name: holders[id(parameter)]
-        for name, parameter in model.named_parameters()
-        if id(parameter) in holders
-    }
+    held_by = _find_holders(optimizers, model)
     measured = sorted(layer.parameter for layer in layers)
     held = {name: held_by[name] for name in measured if name in held_by}
     if not held:
@@ -439,12 +429,9 @@ def read_optimizer(
     rule = _common_rule(list(held.values()), max(decays.values()))
     left_out = len(measured) - len(held)
     notes = _note_left_out(left_out, len(measured))
-    state = {}
-    if in_training:
-        state = {
-            name: part.state.get(model.get_parameter(name)) or {}
-            for name, (part, _) in held.items()
-        }
+    state = {
+        name: part.state.get(model.get_parameter(name)) or {} for name, (part, _) in held.items()
+    }
     read = OptimizerRule(
         rule,
         max(rates.values()) if lr is None else lr,
@@ -452,7 +439,7 @@ def read_optimizer(
         rates,
         decays,
         moved=frozenset(held_by),
-        state=state,
+        state=state if in_training else {},
         optimizers=tuple(optimizers),
         notes=tuple(notes),
     )
@@ -463,6 +450,23 @@ def read_optimizer(
         "with the largest learning rate, and the others keep their proportion to it."
     )
     return replace(read, notes=(*notes, differ))
+
+
+def _find_holders(
+    optimizers: Sequence[Optimizer], model: nn.Module
+) -> dict[str, tuple[Optimizer, dict[str, Any]]]:
+    """Return the optimizer, and its group, of each of the model's parameters that one holds."""
+    holders = {
+        id(parameter): (part, group)
+        for part in optimizers
+        for group in part.param_groups
+        for parameter in group["params"]
+    }
+    return {
+        name: holders[id(parameter)]
+        for name, parameter in model.named_parameters()
+        if id(parameter) in holders
+    }
 
 
 def _note_left_out(left_out: int, measured: int) -> list[str]:
