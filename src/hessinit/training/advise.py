@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine
@@ -32,6 +32,7 @@ from hessinit.measurement.facts import (
 )
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
+from hessinit.problem.batches import Batch
 from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
@@ -112,30 +113,18 @@ def advise(
         limit = _find_limit(rule, evaluations, curvature, search, needed=not trial_steps)
         facts = _facts_of(measured, evaluations, curvature)
         facts["notes"] += (*rule.notes, *note_uncounted(measured, rule.moved), *limit.notes)
-        whole = loss_gradient(evaluations)
-        gradient = whole.seconds
-        length = math.hypot(*(float(part.norm()) for part in whole.by_leaf.values()))
+        gradient = loss_gradient(evaluations)
     rates = None
     warmup = None
     if trial_steps and not rule.tunes_itself:
-        setup = TrainingSetup.of(problem, training)
-        try:
-            with prepare_trials(setup, measured.batches) as setting:
-                rates = search_rate(setting, rule, limit.best, trial_steps)
-                if rule.lr is not None and rule.lr > rates.rate:
-                    warmup = try_warmup(setting, rule.lr)
-        except ProblemError:  # the optimizer
-            raise
-        # What can be measured need not be trainable, as an RNN in eval mode.
-        except Exception as failure:
-            facts["notes"] += (
-                f"No trial of the learning rate, as a training step failed: {failure}",
-            )
+        rates, warmup, fault = _try_rates(
+            TrainingSetup.of(problem, training), measured.batches, rule, limit.best, trial_steps
+        )
+        facts["notes"] += fault
     seconds = measured.clock() - started
-    facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
+    facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient.seconds)}
     advice = _advise_by_limit(rule, limit, facts)
-    if training.clip_norm is not None and length > training.clip_norm:
-        clipping = say.explain_clipping(training.clip_norm, length)
+    if clipping := _explain_clipping(training.clip_norm, gradient.by_leaf):
         advice = replace(advice, stable_reason=f"{advice.stable_reason}{clipping}")
     if rates is not None:
         advice = results.with_trials(advice, rates, warmup)
@@ -147,6 +136,38 @@ def advise(
             raise unreached
         warnings.warn(str(unreached), ConvergenceWarning, stacklevel=4)  # past the decorators
     return advice
+
+
+def _try_rates(
+    setup: TrainingSetup,
+    batches: Sequence[Batch],
+    rule: rules.OptimizerRule,
+    best: float,
+    steps: int,
+) -> tuple[TriedRates | None, WarmupAdvice | None, tuple[str, ...]]:
+    """Return what trials say of rates and of a warmup, or a note why none could be made."""
+    rates = None
+    warmup = None
+    try:
+        with prepare_trials(setup, batches) as setting:
+            rates = search_rate(setting, rule, best, steps)
+            if rule.lr is not None and rule.lr > rates.rate:
+                warmup = try_warmup(setting, rule.lr)
+    except ProblemError:  # the optimizer
+        raise
+    # What can be measured need not be trainable, as an RNN in eval mode.
+    except Exception as failure:
+        note = f"No trial of the learning rate, as a training step failed: {failure}"
+        return rates, None, (note,)
+    return rates, warmup, ()
+
+
+def _explain_clipping(clip_norm: float | None, gradients: Mapping[str, Tensor]) -> str:
+    """Say how much clipping shortens a step at these weights; nothing where it does not."""
+    length = math.hypot(*(float(gradient.norm()) for gradient in gradients.values()))
+    if clip_norm is None or length <= clip_norm:
+        return ""
+    return say.explain_clipping(clip_norm, length)
 
 
 def _find_limit(

@@ -258,17 +258,17 @@ def _limit_of_response(
         return StabilityLimit(math.nan, first_step, bounded, None, first_step=first_step)
     scale = torch.where(response > 0, 1 / response, math.inf).to(gradients[0])
     scaled = ScaledCurvature(operator, scale)
-    found = _norm_of(scaled, settings, semidefinite=semidefinite, top_only=top_only)
-    stable = 2 / found.value if found.value > 0 else math.inf
+    scaled_norm = _norm_of(scaled, settings, semidefinite=semidefinite, top_only=top_only)
+    stable = 2 / scaled_norm.value if scaled_norm.value > 0 else math.inf
     if math.isfinite(stable):
         stepping.scale_rates(stable / largest)
         size = RESPONSE.times_larger * RESPONSE.size
         again = measure_response(stepping, gradients, settings.seed + 1, size) / stable
         if reason := disagreement(response, again):
-            found = replace(norm, reason=reason)
+            scaled_norm = replace(norm, reason=reason, products=scaled_norm.products)
             stable = math.nan
     return StabilityLimit(
-        stable, first_step, found, None, first_step=first_step, products=found.products
+        stable, first_step, scaled_norm, None, first_step=first_step, products=scaled_norm.products
     )
 
 
@@ -427,19 +427,18 @@ def read_optimizer(
     rates = {name: float(group.get(key, group["lr"])) for name, (_, group) in held.items()}
     decays = {name: float(group.get("weight_decay", 0.0)) for name, (_, group) in held.items()}
     rule = _common_rule(list(held.values()), max(decays.values()))
-    left_out = len(measured) - len(held)
-    notes = _note_left_out(left_out, len(measured))
+    notes = _note_left_out(len(measured) - len(held), len(measured))
     state = {
         name: part.state.get(model.get_parameter(name)) or {} for name, (part, _) in held.items()
     }
     read = OptimizerRule(
         rule,
-        max(rates.values()) if lr is None else lr,
+        lr or max(rates.values()),
         name_kinds(optimizers) if rule is None else str(rule),
         rates,
         decays,
         moved=frozenset(held_by),
-        state=state if in_training else {},
+        state=state,
         optimizers=tuple(optimizers),
         notes=tuple(notes),
     )
