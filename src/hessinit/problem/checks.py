@@ -168,6 +168,11 @@ def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
 def check_present(model: nn.Module) -> None:
     """Refuse weights without a shape or a value, in pieces, or on several devices."""
     _check_whole_weights(model)
+    check_devices(model)
+
+
+def check_devices(model: nn.Module) -> None:
+    """Refuse weights without a shape or a value, or on several devices."""
     devices: dict[torch.device, str] = {}
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -212,7 +217,11 @@ def check_apart(model: nn.Module) -> None:
     """Refuse two parameters that hold the same numbers: both gradients would move both of them."""
     spans = []
     for name, parameter in model.named_parameters():
-        if parameter.layout is torch.strided and parameter.numel():
+        if (
+            type(parameter) is nn.Parameter
+            and parameter.layout is torch.strided
+            and parameter.numel()
+        ):
             dimensions = zip(parameter.shape, parameter.stride(), strict=True)
             length = 1 + sum((count - 1) * stride for count, stride in dimensions)
             itemsize = parameter.element_size()
@@ -244,11 +253,17 @@ def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
                 "out with layers=."
             )
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not all_finite(parameter.detach()):
+        is_readable = type(parameter) is nn.Parameter or hasattr(parameter, "to_local")
+        if is_readable and parameter.is_floating_point() and not all_finite(local_part(parameter)):
             raise WeightsError(
                 f"{name} holds NaN or inf (it is the first parameter that does); initialize it "
                 "again before measuring."
             )
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a sharded tensor (DTensor); any other tensor itself."""
+    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def all_finite(tensor: Tensor) -> bool:
