@@ -27,6 +27,7 @@ from hessinit.errors import (
 )
 from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.graph import first_leaf, nodes_behind
+from hessinit.problem.sharding import check_whole_weights, is_dtensor, local_part
 
 if TYPE_CHECKING:
     from hessinit.problem.functional import FirstCall, FunctionalProblem
@@ -165,9 +166,11 @@ def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
     return weights or [layer for layer in layers if fits(layer)]
 
 
-def check_present(model: nn.Module) -> None:
-    """Refuse weights without a shape or a value, in pieces, or on several devices."""
-    _check_whole_weights(model)
+def check_present(model: nn.Module, *, sharded: bool = False) -> None:
+    """Refuse weights without a shape or a value, in pieces unless `sharded`, on several devices."""
+    if not sharded:
+        check_whole_weights(model)
+    _check_exchangeable(model)
     check_devices(model)
 
 
@@ -193,18 +196,7 @@ def check_devices(model: nn.Module) -> None:
         )
 
 
-def _check_whole_weights(model: nn.Module) -> None:
-    # By name: importing these classes would take seconds. DeepSpeed marks its parameters by
-    # `ds_id`.
-    sharded_types = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
-    for name, part in [*model.named_modules(), *model.named_parameters()]:
-        if type(part).__name__ in sharded_types or hasattr(part, "ds_id"):
-            raise ProblemError(
-                f"{name or 'the model'} is sharded: a rank holds only a part of the weights. "
-                "Measure or initialize before the model is sharded, or copy the full weights into "
-                "a plain model (get_model_state_dict of torch.distributed.checkpoint.state_dict, "
-                "full_state_dict=True)."
-            )
+def _check_exchangeable(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
             raise ProblemError(
@@ -253,17 +245,12 @@ def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
                 "out with layers=."
             )
     for name, parameter in model.named_parameters():
-        is_readable = type(parameter) is nn.Parameter or hasattr(parameter, "to_local")
+        is_readable = type(parameter) is nn.Parameter or is_dtensor(parameter)
         if is_readable and parameter.is_floating_point() and not all_finite(local_part(parameter)):
             raise WeightsError(
                 f"{name} holds NaN or inf (it is the first parameter that does); initialize it "
                 "again before measuring."
             )
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a sharded tensor (DTensor); any other tensor itself."""
-    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def all_finite(tensor: Tensor) -> bool:

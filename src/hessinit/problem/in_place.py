@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +11,11 @@ from torch import Tensor, nn
 from hessinit.errors import DerivativeError, ProblemError, argument
 from hessinit.problem import checks
 from hessinit.problem.batches import Batch, map_tensors
-from hessinit.problem.checks import local_part
 from hessinit.problem.functional import FunctionalProblem, explained_memory
 from hessinit.problem.preserve import StandIns, copies_beside, untouched_random_state
 from hessinit.problem.problem import Problem
-from hessinit.problem.ranks import Ranks
+from hessinit.problem.ranks import Ranks, tolerating
+from hessinit.problem.sharding import is_dtensor, local_part, reshard
 
 _BACKWARD_ONLY = "not compatible with .grad()"  # what reentrant checkpoints say
 
@@ -80,7 +79,8 @@ class InPlaceProblem(FunctionalProblem):
                     " names a frozen weight, and the plain engine differentiates as training does; "
                     "unfreeze it with requires_grad_(), or leave it out.",
                 )
-            self.leaves[layer.parameter] = local_part(parameter)
+            part = local_part(parameter) if is_dtensor(parameter) else parameter
+            self.leaves[layer.parameter] = part
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
@@ -205,7 +205,7 @@ class InPlaceProblem(FunctionalProblem):
     def output_without_graph(self, batch: Batch) -> Tensor:
         """The output, by a forward without a graph unless the forward itself differentiates."""
         if not self._needs_graph:
-            with contextlib.suppress(RuntimeError, ProblemError), torch.no_grad():
+            with tolerating(RuntimeError, ProblemError), torch.no_grad():
                 return self.output(batch)
             self._needs_graph = True
         return self.output(batch).detach()
@@ -216,12 +216,5 @@ class InPlaceProblem(FunctionalProblem):
             try:
                 yield stand_ins
             finally:
-                _reshard(self.model)
-
-
-def _reshard(model: nn.Module) -> None:
-    """Let go of gathered weights, which a further forward would take for those that were moved."""
-    for module in model.modules():
-        reshard: Any = getattr(module, "reshard", None)
-        if reshard is not None and hasattr(module, "set_requires_gradient_sync"):  # FSDPModule
-            reshard()
+                # A further forward would take gathered weights for those that were moved.
+                reshard(self.model)

@@ -1,0 +1,116 @@
+"""What the ranks of a job do with a model that FSDP2 has sharded: each function returns the work of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from measuring_ranks import share, whole_batch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from hessinit.problem.problem import Problem
+from hessinit.problem.ranks import calling_ranks, on_all_ranks, tolerating
+
+
+class Middle(nn.Tanh):
+    """Between two sharded layers: the others wait in a collective for the rank on which it raises."""
+
+    happens: Callable[[], None] = staticmethod(lambda: None)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.happens()
+        return super().forward(inputs)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 5), Middle(), nn.Linear(5, 3))
+
+
+def sharded(model: nn.Module, **options: Any) -> Any:
+    """Every layer, and the model, on all ranks: 5 rows on 2 or 4 ranks are unequal shards."""
+    options.setdefault("mesh", init_device_mesh("cpu", (dist.get_world_size(),)))
+    for layer in model.children():
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+@on_all_ranks()
+def train(problem: Any, loss: Any = None, batch: Any = None, *, distributed: str | None = None) -> float:
+    """A verb that trains for three steps."""
+    ranks = calling_ranks()
+    assert ranks is not None
+    assert ranks.sharded
+    assert isinstance(problem, Problem)
+    total = torch.zeros(())
+    for _ in range(3):
+        with tolerating(ValueError):
+            value = problem.loss(problem.model(problem.batches[0].inputs), problem.batches[0].targets)
+            value.backward()
+            total = ranks.sum(value)
+    return float(total)
+
+
+def attempt(model: nn.Module, batch: Any, verb: Any = train, **options: Any) -> None:
+    try:
+        print(verb(model, nn.CrossEntropyLoss(), batch, **{"distributed": "batch", **options}), flush=True)
+    except Exception as failure:
+        print(f"{type(failure).__name__}: {failure}", flush=True)
+
+
+def fail() -> Callable[[], None]:
+    """Every rank raises; then one alone does so, while the others wait for it."""
+
+    def work(rank: int, ranks: int) -> None:
+        warnings.simplefilter("ignore")
+        model, batch = sharded(network()), share(whole_batch(torch.float32), rank, ranks)
+        attempt(model, batch)
+
+        def refuse() -> None:
+            raise TypeError("alike")
+
+        model[1].happens = refuse
+        attempt(model, batch)
+
+        def be_tolerated() -> None:
+            raise ValueError("tolerated")
+
+        model[1].happens = be_tolerated
+        attempt(model, batch)
+        model[1].happens = lambda: None
+        attempt(model, batch)
+        model[1].happens = refuse if rank == 1 else lambda: None
+        attempt(model, batch)
+
+    def join() -> None:
+        dist.init_process_group("gloo")
+        work(dist.get_rank(), dist.get_world_size())
+
+    return join
+
+
+def lose_a_rank() -> Callable[[], None]:
+    """Of two ranks the first dies, of four the third."""
+
+    def join() -> None:
+        warnings.simplefilter("ignore")
+        dist.init_process_group("gloo")
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        model, batch = sharded(network()), share(whole_batch(torch.float32), rank, ranks)
+        if rank == {2: 0, 4: 2}[ranks]:
+            model[1].happens = lambda: os.kill(os.getpid(), signal.SIGKILL)
+        started = time.perf_counter()
+        attempt(model, batch)
+        print(f"after {time.perf_counter() - started:.1f} s", flush=True)
+        os._exit(0)
+
+    return join
