@@ -376,7 +376,7 @@ class Ranks:
         return batches
 
     def join(self, batches: list[Batch]) -> list[Batch]:
-        """Return the examples of all ranks, as one batch if they can be joined; its own in lockstep."""
+        """Return the examples of all ranks, as one batch if possible; its own in lockstep."""
         if self.split == "layers" or self.sharded:
             return batches
         shares = self.exchange(map_tensors(lambda tensor: tensor.detach().cpu(), batches))
