@@ -215,6 +215,25 @@ def gradient_moments(evaluations: Sequence[Evaluation]) -> GradientMoments:
     return GradientMoments(gradient, torch.maximum(square, noise), True)
 
 
+def minibatch_gradients(evaluations: Sequence[Evaluation], most: int) -> list[Tensor]:
+    """Return flat gradients with the noise of mini-batches, an odd number of at most `most`.
+
+    Their mean is that of the batches, from each of which they differ as its parts do, over the
+    square root of their number. A batch that cannot be split gives one.
+    """
+    factor = len(evaluations) if find_reduction(evaluations) == "sum" else 1
+    gradients = []
+    for evaluation in evaluations[:most]:
+        whole = _gradient(evaluation.loss, evaluation)
+        parts = _gradients_of_parts(evaluation, factor > 1, most)
+        deviations = torch.zeros_like(whole)[None]
+        if parts is not None:
+            deviations = (parts - parts.mean(0)) / math.sqrt(len(parts))
+        gradients += [factor * (whole + deviation) for deviation in deviations]
+    gradients = gradients[:most]
+    return gradients[: len(gradients) - 1 + len(gradients) % 2]
+
+
 def _gradient(loss: Tensor, evaluation: Evaluation) -> Tensor:
     leaves = list(evaluation.problem.leaves.values())
     gradients = torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True)
@@ -223,9 +242,17 @@ def _gradient(loss: Tensor, evaluation: Evaluation) -> Tensor:
 
 def _noise(evaluation: Evaluation, is_sum: bool) -> Tensor | None:
     """The variance of the batch's gradient; None if its parts cannot be evaluated alone."""
+    gradients = _gradients_of_parts(evaluation, is_sum, PARTS)
+    if gradients is None:
+        return None
+    noise = gradients.var(0) / len(gradients)
+    return noise if bool(torch.isfinite(noise).all()) else None
+
+
+def _gradients_of_parts(evaluation: Evaluation, is_sum: bool, most: int) -> Tensor | None:
     problem = evaluation.problem
     size = evaluation.batch.size
-    count = min(PARTS, size)
+    count = min(most, size)
     if count < 2:
         return None
     gradients = []
@@ -236,8 +263,7 @@ def _noise(evaluation: Evaluation, is_sum: bool) -> Tensor | None:
         except (RuntimeError, ValueError, IndexError, TypeError):
             return None  # the forward or the loss needs the whole batch
         gradients.append(gradient * (size / part.size) if is_sum else gradient)
-    noise = torch.stack(gradients).var(0) / count
-    return noise if bool(torch.isfinite(noise).all()) else None
+    return torch.stack(gradients)
 
 
 def _weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,14 @@ from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine, evaluate
 from hessinit.curvature.evaluation import Evaluation, in_gradients, loss_gradient
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, argument, choose
+from hessinit.errors import (
+    ConvergenceError,
+    ConvergenceWarning,
+    DerivativeError,
+    ProblemError,
+    argument,
+    choose,
+)
 from hessinit.measurement.facts import (
     facts_of,
     in_running_order,
@@ -35,6 +42,7 @@ from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_war
 from hessinit.results.curvature_report import MATRICES, Estimate
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
+from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.trial import LENGTHS, TrainingSetup, TrialSetting, prepare_trials
 
 
@@ -45,9 +53,8 @@ def advise(
     loss: Loss | None = None,
     batch: Any = None,
     *,
-    optimizer: rules.AnyOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     lr: float | None = None,
-    settings: Mapping[str, Any] | None = None,
     curvature: str = "gauss-newton",
     tolerance: float = 0.01,
     max_iterations: int = 200,
@@ -95,25 +102,28 @@ def advise(
         check_whole("max_iterations", max_iterations, at_least=1),
         problem.seed,
     )
-    rule = rules.build_optimizer_rule(
-        optimizer, problem.model, lr=lr, layers=problem.layers, settings=settings
-    )
+    training = Training.of(optimizer)
+    rule = rules.build_optimizer_rule(training, problem.model, lr=lr, layers=problem.layers)
     measured = FunctionalProblem(replace(problem, layers=sorted(rule.rates) or problem.layers))
     with measured.settings():
         evaluations = evaluate(measured)
         limit = _find_limit(rule, evaluations, curvature, search, needed=not trial_steps)
         facts = _facts_of(measured, evaluations, curvature)
         facts["notes"] += (*rule.notes, *note_uncounted(measured, rule.moved), *limit.notes)
-        gradient = loss_gradient(evaluations).seconds
+        whole = loss_gradient(evaluations)
+        gradient = whole.seconds
+        length = math.hypot(*(float(part.norm()) for part in whole.by_leaf.values()))
     rates = None
     warmup = None
-    if trial_steps:
-        setup = TrainingSetup.of(problem, rules.optimizer_builder(rule, optimizer, problem.model))
+    if trial_steps and not rule.tunes_itself:
+        setup = TrainingSetup.of(problem, training)
         try:
             with prepare_trials(setup, measured.batches) as setting:
                 rates = search_rate(setting, rule, limit.best, trial_steps)
                 if rule.lr is not None and rule.lr > rates.rate:
                     warmup = try_warmup(setting, rule.lr)
+        except ProblemError:  # the optimizer
+            raise
         # What can be measured need not be trainable, as an RNN in eval mode.
         except Exception as failure:
             facts["notes"] += (
@@ -122,6 +132,9 @@ def advise(
     seconds = measured.clock() - started
     facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
     advice = _advise_by_limit(rule, limit, facts)
+    if training.clip_norm is not None and length > training.clip_norm:
+        clipping = say.explain_clipping(training.clip_norm, length)
+        advice = replace(advice, stable_reason=f"{advice.stable_reason}{clipping}")
     if rates is not None:
         advice = results.with_trials(advice, rates, warmup)
     if not advice.converged:
@@ -143,7 +156,6 @@ def _find_limit(
     needed: bool,
 ) -> rules.StabilityLimit:
     """Return the stability limit; an unknown one without a curvature, unless it is `needed`."""
-    assert rule.rule is not None
     try:
         return rules.find_stability_limit(
             rule,
@@ -178,8 +190,20 @@ def _advise_by_limit(
 ) -> results.LearningRateAdvice:
     """Return the advice that follows from the stability limit alone."""
     lr = rule.lr or None
-    if isinstance(limit.rule, AdamRule) or limit.ends is None:
-        best_reason, stable_reason = _explain(limit)
+    if rule.tunes_itself:
+        return results.LearningRateAdvice(
+            optimizer=rule.name,
+            lr=lr,
+            learning_rate=1.0,
+            learning_rate_reason=say.explain_self_tuning(rule.name),
+            stable_learning_rate=math.nan,
+            stable_reason=f"Not known: {rule.name} changes the length of its steps in training.",
+            norm=limit.norm,
+            warmup=results.untried_warmup(lr, 1.0),
+            **facts,
+        )
+    if not isinstance(limit.rule, Descent) or limit.ends is None:
+        best_reason, stable_reason = _explain(limit, rule.name)
         return results.LearningRateAdvice(
             optimizer=rule.name,
             lr=lr,
@@ -196,22 +220,25 @@ def _advise_by_limit(
     return replace(advice, optimizer=rule.name)
 
 
-def _explain(limit: rules.StabilityLimit) -> tuple[str, str]:
-    """Return the reasons of the best and the stable rate of Adam, or of an unknown limit."""
+def _explain(limit: rules.StabilityLimit, name: str) -> tuple[str, str]:
+    """Return the reasons of the best and the stable rate, but for gradient descent's."""
     norm = limit.norm.value
+    first_step = (
+        "The first step sets it: it lowers the quadratic model of the loss most at this rate."
+    )
+    rule = limit.rule
+    if rule is None and not math.isnan(limit.best):
+        return first_step, say.explain_response(norm, name, limit.norm.reason)
     if math.isnan(norm):
         unknown = say.explain_unknown(limit.norm.reason)
         return unknown, unknown
-    rule = limit.rule
     assert isinstance(rule, AdamRule)
     best = rule.best(norm)
     best_reason, stable_reason = say.explain_adaptive(
         norm, best, limit.stable, rule.decoupled_decay
     )
     if limit.first_step < best:
-        best_reason = (
-            "The first step sets it: it lowers the quadratic model of the loss most at this rate."
-        )
+        best_reason = first_step
     later = rule.stability_limit(norm)
     if 2 * limit.first_step <= later < math.inf:
         stable_reason = (
@@ -230,14 +257,24 @@ class SearchRules:
     part_sgd: float = 0.05
     part_momentum: float = 0.003
     part_adam: float = 0.01
+    # The advice over the rate that trials favour is this power of the ratio of the two, and stays
+    # between these: trials survive rates at which a training fails in the end.
+    power: float = 1 / 3
+    least_times: float = 0.25
+    most_times: float = 0.6
+    # Of optimizers without a closed form the first steps say little: the length that counts is the
+    # usual one among so many. Their trials are longer, and the other numbers become these.
+    moves: int = 48
+    part_any: float = 0.027
+    longer_any: int = 3
+    power_any: float = 1 / 2
+    most_times_any: float = 1.0
+    # The length of the first of these moves, as a part of that of the weights: next to none.
+    small_move: float = 1e-5
     most_trials: int = 14
     # A loss that changes by less than this part of what could be gained stands still, and at lower
     # rates, too.
     still: float = 1e-3
-    # The advice over the rate that trials favour stays between these: trials survive rates at which
-    # a training fails in the end.
-    least_times: float = 0.25
-    most_times: float = 0.6
     # Warmup is tried over a third of a training of this length.
     warmup_trial: int = 96
     # Where the curvature sets no rate and no step moves the weights.
@@ -252,22 +289,32 @@ def search_rate(
 ) -> TriedRates:
     """Search the rate by trials, from that of the largest guaranteed decrease, `best`, on.
 
-    The rate is a geometric mean of the one that the trials favour, counted twice, and of the one
-    whose first step moves the weights by a fixed part of their length; it is one that was tried, or
-    lies between two.
+    The rate is a geometric mean of the one that the trials favour and of the one at which a step
+    moves the weights by a fixed part of their length; it is one that was tried, or lies between
+    two.
     """
     # A step that is lost in the rounding of the weights has no length.
     moved = setting.first_move(best if 0 < best < math.inf else 1.0)
-    reach = _part_of_length(optimizer) / moved if 0 < moved < math.inf else 0.0
+    part = _part_of_length(optimizer)
+    power = SEARCH.power
+    most_times = SEARCH.most_times
+    if optimizer.rule is None:
+        best = math.nan
+        power = SEARCH.power_any
+        most_times = SEARCH.most_times_any
+        steps *= SEARCH.longer_any
+        if 0 < moved < math.inf:
+            moved = setting.usual_move(SEARCH.small_move / moved, SEARCH.moves) or moved
+    reach = part / moved if 0 < moved < math.inf else 0.0
     search = RateSearch(setting, _starting_rate(optimizer, best, reach), steps)
     chosen = search.run()
-    trials = tuple(search.trials[power] for power in sorted(search.trials))
+    trials = tuple(search.trials[exponent] for exponent in sorted(search.trials))
     if search.longer is not None:
         trials = (*trials, search.longer)
     if not search.learned:
         return TriedRates(trials=trials)
     favoured = search.interpolated(chosen)
-    times = min(max((reach / favoured) ** (1 / 3), SEARCH.least_times), SEARCH.most_times)
+    times = min(max((reach / favoured) ** power, SEARCH.least_times), most_times)
     survivors = [trial.lr for trial in trials if trial.survived]
     rate = min(max(times * favoured, min(survivors)), max(survivors))
     stopped = chosen in (min(search.trials), max(search.trials))
@@ -377,7 +424,9 @@ def _starting_rate(optimizer: rules.OptimizerRule, best: float, reach: float) ->
 
 
 def _part_of_length(optimizer: rules.OptimizerRule) -> float:
-    """Return the length of a good first step, as a part of the length of the weights."""
+    """Return the length of a good step, as a part of the length of the weights."""
+    if optimizer.rule is None:
+        return SEARCH.part_any
     if not isinstance(optimizer.rule, Descent):
         return SEARCH.part_adam
     return SEARCH.part_momentum if optimizer.rule.momentum else SEARCH.part_sgd

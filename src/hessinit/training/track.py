@@ -58,6 +58,7 @@ from hessinit.results.track_record import (
     find_crossings,
 )
 from hessinit.training import optimizer_rules as rules
+from hessinit.training.optimizers import AnyOptimizer, Training, as_tuple
 
 T = TypeVar("T")
 
@@ -102,7 +103,7 @@ def track(
     loss: Loss | None = None,
     batch: Any = None,
     *,
-    optimizer: rules.AnyOptimizer | None = None,
+    optimizer: AnyOptimizer | None = None,
     lr: float | None = None,
     every: int = 10,
     max_overhead: float = 0.1,
@@ -173,14 +174,15 @@ def track(
 
 
 def _read_optimizer(
-    problem: Problem, optimizer: rules.AnyOptimizer | None, rate: float | None
-) -> tuple[float | None, torch.optim.Optimizer | rules.OptimizerRule]:
+    problem: Problem, optimizer: AnyOptimizer | None, rate: float | None
+) -> tuple[float | None, tuple[torch.optim.Optimizer, ...] | rules.OptimizerRule]:
     """Return the learning rate that was passed or built in, and the optimizer or its rule."""
     if optimizer is None:
         return rate, rules.OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return rate, optimizer
-    rule = rules.build_optimizer_rule(optimizer, problem.model, lr=rate, layers=problem.layers)
+    training = Training.of(optimizer)
+    if training.is_built:
+        return rate, as_tuple(training.optimizer)
+    rule = rules.build_optimizer_rule(training, problem.model, lr=rate, layers=problem.layers)
     return rule.lr, rule
 
 
@@ -244,7 +246,7 @@ class Tracker:
         """
         self._check_open()
         if lr is not None:
-            if self._rate is None and isinstance(self._subject.optimizer, torch.optim.Optimizer):
+            if self._rate is None and isinstance(self._subject.optimizer, tuple):
                 raise ProblemError(
                     f"lr={lr!r} was given, and it is read from the optimizer; leave it out."
                 )
@@ -453,7 +455,7 @@ class _Subject:
     """What every point measures: the model as it is now, on the same examples and draws."""
 
     problem: Problem
-    optimizer: torch.optim.Optimizer | rules.OptimizerRule
+    optimizer: tuple[torch.optim.Optimizer, ...] | rules.OptimizerRule
     settings: TrackSettings
     ranks: Ranks | None
 

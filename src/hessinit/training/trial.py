@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.problem.batches import Batch, part_of, read_batches
@@ -24,7 +23,7 @@ from hessinit.problem.checks import unwrap
 from hessinit.problem.preserve import ModelState, untouched_model
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
-from hessinit.training import loop
+from hessinit.training import loop, optimizers
 from hessinit.training.loop import (
     FEWEST_TO_HALVE,
     copy_to,
@@ -36,7 +35,7 @@ from hessinit.training.loop import (
     seed_everything,
 )
 
-Build = Callable[[float], Optimizer]
+Build = Callable[[float], optimizers.Stepper]
 
 # What a forward or a loss raises on a batch that it was not made for.
 BATCH_REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)
@@ -162,11 +161,20 @@ class TrainingSetup:
     forward: Forward | None = None
     seed: int = 0
     loss_range: LossRange = UNKNOWN
+    accumulate: int = 1  # so many batches make a step
 
     @classmethod
-    def of(cls, problem: Problem, build: Build) -> TrainingSetup:
+    def of(cls, problem: Problem, training: optimizers.Training) -> TrainingSetup:
         """Return the setup of a problem; the range of its loss is not known yet."""
-        return cls(unwrap(problem.model), problem.loss, build, problem.forward, problem.seed)
+        model = unwrap(problem.model)
+        return cls(
+            model,
+            problem.loss,
+            lambda lr: training.build(model, lr),
+            problem.forward,
+            problem.seed,
+            accumulate=training.accumulate,
+        )
 
     def untouched(self) -> contextlib.AbstractContextManager[ModelState]:
         """Put back everything that trainings change, on exit."""
@@ -185,7 +193,7 @@ class TrainingSetup:
     def make_steps(
         self,
         batches: Iterable[Batch],
-        optimizer: Optimizer,
+        optimizer: optimizers.Stepper,
         purpose: str,
         warmup: int = 0,
         on_step: Callable[[int, float], object] | None = None,
@@ -197,7 +205,7 @@ class TrainingSetup:
             self.loss,
             map(self.copy, batches),
             optimizer,
-            warmup=loop.Warmup(optimizer, warmup),
+            warmup=optimizers.Warmup(optimizer, warmup),
             forward=self.forward,
             on_step=on_step,
         )
@@ -223,7 +231,7 @@ class ShortTraining:
     reason: str = ""
     survived: bool = True
     # Until it goes on:
-    _optimizer: Optimizer | None = None
+    _optimizer: optimizers.Stepper | None = None
     _saved: ModelState | None = None
 
     def train(
@@ -245,7 +253,11 @@ class ShortTraining:
         def add(step: int, loss: float) -> None:
             is_replaced = not self.losses and not math.isnan(first_loss)
             self.losses.append(first_loss if is_replaced else loss)
-            self.scored.append(score(step, loss) if score else self.losses[-1])
+            if score is None:
+                self.scored.append(self.losses[-1])
+            else:
+                with optimizer.evaluating():
+                    self.scored.append(score(step, loss))
 
         with self.state.with_stand_ins(self.setup.seed, self.initial):
             if self._saved is not None:
@@ -337,7 +349,7 @@ class TrialSetting:
 
         batches = itertools.takewhile(lambda _: not is_lost(), self.pieces())
         training.train(
-            itertools.islice(batches, steps),
+            itertools.islice(batches, steps * self.setup.accumulate),
             purpose="trial",
             warmup=warmup,
             first_loss=self.first_loss,
@@ -348,15 +360,31 @@ class TrialSetting:
 
     def first_move(self, lr: float) -> float:
         """Return the length of the first step over that of all weights, per unit of rate."""
+        return self._moves(lr, [self.batches[0]] * self.setup.accumulate)[0]
+
+    def usual_move(self, lr: float, steps: int) -> float:
+        """Return the median of the last third of so many steps, at a rate that moves little."""
+        moves = self._moves(lr, itertools.islice(self.pieces(), steps * self.setup.accumulate))
+        return statistics.median(moves[2 * steps // 3 :])
+
+    def _moves(self, lr: float, batches: Iterable[Batch]) -> list[float]:
+        """Return the length of each step over that of all weights, per unit of rate."""
+        moves = []
         with self.state.with_stand_ins(self.setup.seed):
             optimizer = self.setup.build(lr)
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
             before = [weight.detach().clone() for weight in weights]
-            self.setup.make_steps([self.batches[0]], optimizer, "trial")
-            pairs = zip(weights, before, strict=True)
-            step = math.hypot(*(float((weight.detach() - old).norm()) for weight, old in pairs))
-        length = math.hypot(*(float(weight.norm()) for weight in before))
-        return step / (length * lr) if length else math.inf
+            length = math.hypot(*(float(weight.norm()) for weight in before))
+
+            def add_move(step: int, loss: float) -> None:
+                pairs = list(zip(weights, before, strict=True))
+                move = math.hypot(*(float((weight.detach() - old).norm()) for weight, old in pairs))
+                moves.append(move / (length * lr) if length else math.inf)
+                for weight, old in pairs:
+                    old.copy_(weight.detach())
+
+            self.setup.make_steps(batches, optimizer, "trial", on_step=add_move)
+        return moves
 
     def pieces(self) -> Iterator[Batch]:
         """Yield the batches of the steps: in turn, or random halves of them."""
@@ -422,6 +450,7 @@ def try_weights(setup: TrainingSetup, batch: Any, lr: float, steps: int) -> Tria
     batches = [read for _, read in read_batches(batch)]
     source = generator(setup.seed, "halves")
     ordered = itertools.cycle([(read, order_by_content(read, setup.seed)) for read in batches])
+    steps *= setup.accumulate
     halves = [half_of(read, order, source) for read, order in itertools.islice(ordered, steps)]
     for pieces in (halves, batches):
         # Half of the examples may be no batch, as of a graph. The whole one then decides alone.
