@@ -9,15 +9,20 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
-from measuring_ranks import share, whole_batch
+from measuring_ranks import on_ranks, share, whole_batch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from hessinit.problem.problem import Problem
-from hessinit.problem.ranks import calling_ranks, on_all_ranks, tolerating
+from hessinit.problem.ranks import _made_by, calling_ranks, on_all_ranks, tolerating
+from hessinit.problem.sharding import local_part
+from hessinit.training.advise import search_rate
+from hessinit.training.optimizer_rules import build_optimizer_rule, optimizer_builder
+from hessinit.training.trial import TrainingSetup, prepare_trials
 
 
 class Middle(nn.Tanh):
@@ -30,9 +35,9 @@ class Middle(nn.Tanh):
         return super().forward(inputs)
 
 
-def network() -> nn.Module:
+def network(width: int = 5) -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 5), Middle(), nn.Linear(5, 3))
+    return nn.Sequential(nn.Linear(6, width), Middle(), nn.Linear(width, 3))
 
 
 def sharded(model: nn.Module, **options: Any) -> Any:
@@ -114,3 +119,59 @@ def lose_a_rank() -> Callable[[], None]:
         os._exit(0)
 
     return join
+
+
+@on_all_ranks(lambda ranks, _, work: ranks.first(work, last=True))
+def search(
+    problem: Any, loss: Any = None, batch: Any = None, *, name: str, distributed: str | None = None
+) -> Any:
+    """The trials of `advise`, from a rate at which they go both ways."""
+    model = problem.model
+    rule = build_optimizer_rule(name, model)
+    setup = TrainingSetup.of(problem, optimizer_builder(rule, name, model))
+    with prepare_trials(setup, problem.batches) as setting:
+        return search_rate(setting, rule, 0.2, 12), setting.setup.loss_range
+
+
+def bits(model: nn.Module) -> list[Any]:
+    tensors = [local_part(tensor) for tensor in (*model.parameters(), *model.buffers())]
+    return [tensor.clone() for tensor in tensors]
+
+
+def try_rates() -> Callable[[], None]:
+    def work(rank: int, ranks: int) -> None:
+        warnings.simplefilter("ignore")
+        loss = nn.CrossEntropyLoss()
+        for examples, size in ((12, 5), (48, 6)):
+            inputs, targets = whole_batch(torch.float32, examples)
+            part = slice(rank * examples // ranks, (rank + 1) * examples // ranks)
+            own = inputs[part], targets[part]
+            for name in ("sgd", "adamw"):
+                plain, model = network(size), sharded(network(size))
+                loss(model(own[0]), own[1]).backward()
+                before, gradients = bits(model), [parameter.grad for parameter in model.parameters()]
+                names = {name: id(parameter) for name, parameter in model.named_parameters()}
+                found, height = search(Problem(model, loss, own), name=name, distributed="batch")
+                assert names == {name: id(parameter) for name, parameter in model.named_parameters()}
+                assert all(map(torch.equal, before, bits(model)))
+                after = [parameter.grad for parameter in model.parameters()]
+                assert all(one is other for one, other in zip(gradients, after, strict=True))
+                with _made_by(None):
+                    truth, true_height = search.__wrapped__(
+                        Problem(plain, loss, (inputs, targets)), name=name
+                    )
+                assert abs(height.constant - true_height.constant) < 1e-6
+                pairs = list(zip(found.trials, truth.trials, strict=False))
+                for one, other in pairs:
+                    assert one.losses[0] == pytest.approx(other.losses[0], rel=1e-5)
+                if examples < 16:  # no halves: the same steps
+                    for one, other in pairs:
+                        assert one.outcome == other.outcome
+                        assert one.losses == pytest.approx(other.losses, rel=1e-3)
+                    assert found.rate == pytest.approx(truth.rate, rel=1e-3)
+                print(name, examples, found.rate, truth.rate, len(found.trials), len(truth.trials))
+                everywhere: list[Any] = [None] * ranks
+                dist.all_gather_object(everywhere, found)
+                assert everywhere == everywhere[:1] * ranks
+
+    return on_ranks(work)

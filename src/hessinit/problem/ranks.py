@@ -376,7 +376,7 @@ class Ranks:
         return batches
 
     def join(self, batches: list[Batch]) -> list[Batch]:
-        """Return the examples of all ranks, as one batch if they can be joined; its own in lockstep."""
+        """Return the examples of all ranks, as one batch if possible; its own in lockstep."""
         if self.split == "layers" or self.sharded:
             return batches
         shares = self.exchange(map_tensors(lambda tensor: tensor.detach().cpu(), batches))
@@ -413,16 +413,33 @@ def mean_over_ranks(loss: Tensor) -> Tensor:
     return loss if ranks is None else ranks.sum(ranks.share * loss)
 
 
+def on_any_rank(condition: bool) -> bool:
+    """Whether the condition holds on any of the ranks in lockstep, or here without them."""
+    ranks = lockstep_ranks()
+    return condition if ranks is None else bool(ranks.max(torch.tensor(float(condition))))
+
+
+def length_over_ranks(length: float) -> float:
+    """Return the length of a vector from that of this rank's part, where ranks are in lockstep."""
+    ranks = lockstep_ranks()
+    return length if ranks is None else float(ranks.sum(torch.tensor(length).square()).sqrt())
+
+
+def require_alike(failure: Exception) -> None:
+    """Return where every rank in lockstep has failed here, or none is; else end the call on all."""
+    if isinstance(failure, RankError):
+        raise failure
+    if (ranks := lockstep_ranks()) is not None:
+        ranks.settle(failure)
+
+
 @contextlib.contextmanager
 def tolerating(*failures: type[Exception]) -> Iterator[None]:
-    """Go on after these failures, where ranks in lockstep if all of them fail alike."""
+    """Go on after these failures, ranks in lockstep only where all of them fail alike."""
     try:
         yield
-    except RankError:
-        raise
     except failures as failure:
-        if (ranks := lockstep_ranks()) is not None:
-            ranks.settle(failure)
+        require_alike(failure)
 
 
 def on_all_ranks(

@@ -29,7 +29,7 @@ from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import on_all_ranks
+from hessinit.problem.ranks import on_all_ranks, require_alike
 from hessinit.results import advice as results
 from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_warmup
 from hessinit.results.curvature_report import MATRICES, Estimate
@@ -116,6 +116,7 @@ def advise(
                     warmup = try_warmup(setting, rule.lr)
         # What can be measured need not be trainable, as an RNN in eval mode.
         except Exception as failure:
+            require_alike(failure)
             facts["notes"] += (
                 f"No trial of the learning rate, as a training step failed: {failure}",
             )

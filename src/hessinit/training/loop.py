@@ -23,6 +23,8 @@ from hessinit.problem import checks
 from hessinit.problem.batches import Batch, map_tensors, part_of, read_batches, tensors_in
 from hessinit.problem.preserve import uninterrupted, untouched_random_state, untouched_sources
 from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.ranks import mean_over_ranks, on_any_rank, require_alike
+from hessinit.problem.sharding import local_part
 from hessinit.problem.substitutes import in_mode
 from hessinit.results.track_record import Tracking
 
@@ -325,6 +327,7 @@ def train(
         try:
             value = evaluate_loss(model, loss, batch, forward)
         except Exception as raised:
+            require_alike(raised)
             # Some functions refuse nan and inf instead of passing them on.
             is_out_of_memory = isinstance(raised, torch.OutOfMemoryError)
             if is_out_of_memory or not _caused_by_weights(model, build, loss, batch, forward):
@@ -333,7 +336,7 @@ def train(
             losses.append(math.nan)
         else:
             checks.check_loss_value(value)
-            losses.append(value.item())
+            losses.append(mean_over_ranks(value).item())
             if math.isfinite(losses[-1]):
                 value.backward()
                 optimizer.step()
@@ -360,7 +363,8 @@ def _caused_by_weights(
     batch: tuple[Any, Any],
     forward: Forward | None,
 ) -> bool:
-    if all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+    parts = map(local_part, model.parameters())
+    if not on_any_rank(not all(bool(torch.isfinite(part).all()) for part in parts)):
         if build is None:
             return False
         try:

@@ -19,10 +19,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
-from hessinit.problem.batches import Batch, part_of, read_batches
+from hessinit.problem.batches import Batch, join_batches, map_tensors, part_of, read_batches
 from hessinit.problem.checks import unwrap
 from hessinit.problem.preserve import ModelState, untouched_model
 from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.ranks import (
+    Ranks,
+    length_over_ranks,
+    lockstep_ranks,
+    mean_over_ranks,
+    on_any_rank,
+    tolerating,
+)
+from hessinit.problem.sharding import local_part
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop
 from hessinit.training.loop import (
@@ -351,11 +360,12 @@ class TrialSetting:
         with self.state.with_stand_ins(self.setup.seed):
             optimizer = self.setup.build(lr)
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-            before = [weight.detach().clone() for weight in weights]
+            before = [local_part(weight).clone() for weight in weights]
             self.setup.make_steps([self.batches[0]], optimizer, "trial")
-            pairs = zip(weights, before, strict=True)
-            step = math.hypot(*(float((weight.detach() - old).norm()) for weight, old in pairs))
-        length = math.hypot(*(float(weight.norm()) for weight in before))
+            pairs = zip(map(local_part, weights), before, strict=True)
+            step = math.hypot(*(float((weight - old).norm()) for weight, old in pairs))
+        step = length_over_ranks(step)
+        length = length_over_ranks(math.hypot(*(float(weight.norm()) for weight in before)))
         return step / (length * lr) if length else math.inf
 
     def pieces(self) -> Iterator[Batch]:
@@ -370,10 +380,12 @@ def prepare_trials(setup: TrainingSetup, batches: Sequence[Batch]) -> Iterator[T
     """Prepare trials on halves of the batch; several, or an indivisible one, are taken whole."""
     with torch.inference_mode(False), torch.enable_grad(), setup.untouched() as state:
         setting = TrialSetting(setup, state, batches)
-        with contextlib.suppress(*BATCH_REFUSALS):
+        with tolerating(*BATCH_REFUSALS):
             setting = _with_first_loss(setting)
-        if len(batches) == 1 and batches[0].size >= FEWEST_TO_HALVE:
-            with contextlib.suppress(*BATCH_REFUSALS):
+        ranks = lockstep_ranks()
+        few = len(batches) > 1 or batches[0].size * (ranks.size if ranks else 1) < FEWEST_TO_HALVE
+        if not on_any_rank(few):
+            with tolerating(*BATCH_REFUSALS):
                 halved = replace(setting, order=order_by_content(batches[0], setup.seed))
                 if _accepts_half(halved):
                     setting = halved
@@ -385,11 +397,34 @@ def _with_first_loss(setting: TrialSetting) -> TrialSetting:
     setup = setting.setup
     with setting.state.with_stand_ins(setup.seed):
         output, batch = setup.output_of(setting.batches[0])
-        first_loss = setup.loss(output, batch.targets).item()
-    loss_range = find_loss_range(
-        lambda free, copied: setup.loss(free, copied.targets), output, [batch]
-    )
+        first_loss = mean_over_ranks(setup.loss(output, batch.targets)).item()
+    ranks = lockstep_ranks()
+    if ranks is not None:
+        output, batch = _outputs_of_all(ranks, output, batch)
+
+    def search() -> LossRange:
+        return find_loss_range(
+            lambda free, copied: setup.loss(free, copied.targets), output, [batch]
+        )
+
+    loss_range = search() if ranks is None else ranks.first(search)
     return replace(setting, setup=replace(setup, loss_range=loss_range), first_loss=first_loss)
+
+
+def _outputs_of_all(ranks: Ranks, output: Any, batch: Batch) -> tuple[Any, Batch]:
+    """Return an output of the size of all ranks' together (None if they differ), and the targets.
+
+    A search for the lowest losses needs no more, and no rank sees the inputs of another.
+    """
+    targets = map_tensors(Tensor.cpu, batch.targets)
+    shape = output.shape if isinstance(output, Tensor) else ()
+    parts = ranks.exchange((shape, Batch(None, targets, batch.size)))
+    joined = join_batches([part for _, part in parts])
+    if joined is None or not shape:
+        return None, batch
+    everything = output.new_zeros(sum(shape[0] for shape, _ in parts), *output.shape[1:])
+    targets = map_tensors(lambda tensor: tensor.to(output.device), joined.targets)
+    return everything, replace(joined, targets=targets)
 
 
 def _accepts_half(setting: TrialSetting) -> bool:
@@ -408,7 +443,7 @@ def _accepts_half(setting: TrialSetting) -> bool:
     of_half = together[alone != 0]
     ratio = (alone * together).sum() / of_half.square().sum()
     is_sum = bool(of_half.any()) and float(ratio) < 1.5
-    return bool(value.isfinite()) and not is_sum
+    return not on_any_rank(is_sum or not value.isfinite())
 
 
 @torch.inference_mode(False)
