@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hessinit.curvature import lanczos, operators
 from hessinit.curvature.engine import Engine, LanczosSettings
-from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import Evaluation, evaluate, find_reduction
+from hessinit.curvature.engine_choice import build_engine, evaluate
+from hessinit.curvature.evaluation import Evaluation, find_reduction
 from hessinit.problem.batches import part_of
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.results.advice import check_fraction, check_nonnegative

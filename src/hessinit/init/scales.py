@@ -23,7 +23,8 @@ from torch.autograd.functional import vhp
 from torch.nn.utils import parametrize
 
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.engine_choice import evaluate
+from hessinit.curvature.evaluation import Evaluation
 from hessinit.errors import WeightsError
 from hessinit.init.options import SCALING
 from hessinit.init.trace import WeightUse, parametrized_name

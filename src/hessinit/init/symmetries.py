@@ -29,8 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hessinit.curvature import operators
-from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.engine_choice import build_engine, evaluate
 from hessinit.curvature.preconditioner import (
     AdamRule,
     ScaledCurvature,

@@ -27,7 +27,7 @@ from hessinit.errors import (
 )
 from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.graph import first_leaf, nodes_behind
-from hessinit.problem.sharding import check_whole_weights
+from hessinit.problem.sharding import check_whole_weights, is_dtensor, local_part
 
 if TYPE_CHECKING:
     from hessinit.problem.functional import FirstCall, FunctionalProblem
@@ -171,6 +171,11 @@ def check_present(model: nn.Module, *, sharded: bool = False) -> None:
     if not sharded:
         check_whole_weights(model)
     _check_exchangeable(model)
+    check_devices(model)
+
+
+def check_devices(model: nn.Module) -> None:
+    """Refuse weights without a shape or a value, or on several devices."""
     devices: dict[torch.device, str] = {}
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -204,7 +209,11 @@ def check_apart(model: nn.Module) -> None:
     """Refuse two parameters that hold the same numbers: both gradients would move both of them."""
     spans = []
     for name, parameter in model.named_parameters():
-        if parameter.layout is torch.strided and parameter.numel():
+        if (
+            type(parameter) is nn.Parameter
+            and parameter.layout is torch.strided
+            and parameter.numel()
+        ):
             dimensions = zip(parameter.shape, parameter.stride(), strict=True)
             length = 1 + sum((count - 1) * stride for count, stride in dimensions)
             itemsize = parameter.element_size()
@@ -236,7 +245,8 @@ def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
                 "out with layers=."
             )
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not all_finite(parameter.detach()):
+        is_readable = type(parameter) is nn.Parameter or is_dtensor(parameter)
+        if is_readable and parameter.is_floating_point() and not all_finite(local_part(parameter)):
             raise WeightsError(
                 f"{name} holds NaN or inf (it is the first parameter that does); initialize it "
                 "again before measuring."

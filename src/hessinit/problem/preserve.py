@@ -16,7 +16,7 @@ import threading
 import traceback
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -325,21 +325,30 @@ class ModelState:
         The parameters are the user's own, without gradients, and are not restored on exit.
         """
         self.restore(weights)
-        memory = {state.data.untyped_storage().data_ptr() for state in self._parameters}
-
-        def convert(tensor: Tensor) -> Tensor:
-            # A view of a weight must follow it. Any other leaf would collect a gradient.
-            is_strided = tensor.layout is torch.strided
-            if is_dtensor(tensor):
-                return tensor
-            if is_strided and tensor.untyped_storage().data_ptr() in memory:
-                return tensor
-            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
+        convert = copies_beside([state.parameter for state in self._parameters])
         with self._state.with_stand_ins(convert, seed, hooks=True):
             for state in self._parameters:
                 state.parameter.grad = None
             yield
+
+
+def copies_beside(parameters: Iterable[nn.Parameter]) -> Convert:
+    """Stand-ins for all tensors but these parameters and views of them, which stay."""
+    own = {id(parameter): parameter for parameter in parameters}
+
+    def memory_of(tensor: Tensor) -> int:
+        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+        return tensor.untyped_storage().data_ptr() if is_plain else 0
+
+    memory = {memory_of(parameter) for parameter in own.values()} - {0}
+
+    def convert(tensor: Tensor) -> Tensor:
+        # A view of a weight must follow it. Any other leaf would collect a gradient.
+        if id(tensor) in own or memory_of(tensor) in memory:
+            return tensor
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    return convert
 
 
 @contextlib.contextmanager

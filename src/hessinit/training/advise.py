@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import Evaluation, evaluate, in_gradients, loss_gradient
+from hessinit.curvature.engine_choice import build_engine, evaluate
+from hessinit.curvature.evaluation import Evaluation, in_gradients, loss_gradient
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, argument, choose
 from hessinit.measurement.facts import (

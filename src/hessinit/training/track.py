@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import evaluate, in_gradients, loss_gradient
+from hessinit.curvature.engine_choice import build_engine, evaluate
+from hessinit.curvature.evaluation import in_gradients, loss_gradient
 from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number, choose
 from hessinit.measurement.facts import (
     in_running_order,
