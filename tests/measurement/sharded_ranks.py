@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import hessinit
 from hessinit.problem.problem import Problem
 from hessinit.problem.ranks import _made_by, calling_ranks, on_all_ranks, tolerating
 from hessinit.problem.sharding import local_part
@@ -173,5 +174,86 @@ def try_rates() -> Callable[[], None]:
                 everywhere: list[Any] = [None] * ranks
                 dist.all_gather_object(everywhere, found)
                 assert everywhere == everywhere[:1] * ranks
+
+    return on_ranks(work)
+
+
+def ask() -> Callable[[], None]:
+    def work(rank: int, ranks: int) -> None:
+        warnings.simplefilter("ignore")
+        loss = nn.CrossEntropyLoss()
+        inputs, targets = whole_batch(torch.float32, 48)
+        part = slice(rank * 48 // ranks, (rank + 1) * 48 // ranks)
+        own = inputs[part], targets[part]
+        plain, model = network(), sharded(network())
+        before = bits(model)
+        import traceback
+
+        def go(what, *args, **kw):
+            t = time.perf_counter()
+            try:
+                r = what(model, loss, own, distributed="batch", **kw)
+                s = what(plain, loss, (inputs, targets), distributed="each", **kw)
+                return r, s
+            except BaseException:
+                print(what.__name__, traceback.format_exc()[-1500:], flush=True)
+            finally:
+                print(what.__name__, f"{time.perf_counter() - t:.1f} s", flush=True)
+
+        r = go(hessinit.measure)
+        if r:
+            for a, b in zip((*r[0].layers, r[0].network), (*r[1].layers, r[1].network)):
+                print(a.name, a.norm, b.norm, a.norm / b.norm - 1)
+            print(r[0].examples, r[0].loss, r[1].loss, r[0].findings, r[1].findings)
+        for o in ("sgd", "adamw"):
+            r = go(hessinit.advise, optimizer=o)
+            if r:
+                print(
+                    o,
+                    r[0].learning_rate,
+                    r[1].learning_rate,
+                    r[0].stable_learning_rate / r[1].stable_learning_rate - 1,
+                    r[0].examples,
+                    r[0].loss,
+                    r[1].loss,
+                    r[0].notes,
+                )
+        r = go(hessinit.assert_sound, lr=0.5)
+        if r:
+            print(r[0].findings, r[1].findings, r[0].loss, r[1].loss, r[0].examples)
+
+        def tracked(m, l, b, **kw):
+            with hessinit.track(
+                m,
+                l,
+                b,
+                optimizer=torch.optim.AdamW(m.parameters(), lr=0.1),
+                path=None,
+                max_overhead=1.0,
+                every=2,
+                **kw,
+            ) as t:
+                for _ in range(4):
+                    v = l(m(b[0]), b[1])
+                    m.zero_grad()
+                    v.backward()
+                    t._subject.optimizer.step()
+                    t.step(v)
+                return t.tracking
+
+        r = go(tracked)
+        if r:
+            for a, b in zip(r[0].points, r[1].points):
+                print(
+                    a.step,
+                    a.norm,
+                    b.norm,
+                    a.stable_learning_rate,
+                    b.stable_learning_rate,
+                    a.note,
+                    a.loss,
+                    b.loss,
+                )
+        print(all(map(torch.equal, before, bits(model))))
 
     return on_ranks(work)

@@ -329,13 +329,13 @@ class _Fitting:
                 model.scale_({})
 
     def _leave_scheme(self) -> Solution:
-        """For Adam without symmetries: the scheme alone decides."""
+        """For adaptive optimizers without symmetries, and those of other steps: the scheme."""
         request = self.request
         decoupled = request.optimizer == "adamw"
         drawn = f"the weights of {request.scheme_name}"
         if request.fit.scheme == "keep":
             drawn = "the given weights"
-        optimizer = "AdamW" if decoupled else "Adam"
+        optimizer = {"adamw": "AdamW", "adam": "Adam"}.get(request.optimizer, request.optimizer)
         rate = request.lr
         if rate == "auto":
             rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)

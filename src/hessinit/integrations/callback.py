@@ -24,7 +24,7 @@ import hessinit
 from hessinit.errors import ProblemError
 from hessinit.problem.checks import check_kind, check_present, find_layers, unwrap
 from hessinit.problem.ranks import Ranks, is_one_of_several, share_weights
-from hessinit.training.optimizer_rules import name_rule, read_optimizer
+from hessinit.training.optimizer_rules import read_optimizer
 
 T = TypeVar("T")
 # A function that draws the weights of the problem's model and returns the result of `initialize_`.
@@ -275,7 +275,7 @@ def read_step(optimizer: Optimizer | None, model: nn.Module) -> tuple[str, float
             f"{refusal} Or pass the step yourself: initialize=lambda problem: "
             "hessinit.initialize_(problem, lr=0.1)."
         ) from refusal
-    return name_rule(read.rule), lr, getattr(read.rule, "momentum", 0.0) or None
+    return read.kind, lr, getattr(read.rule, "momentum", 0.0) or None
 
 
 def is_first_rank() -> bool:

@@ -312,6 +312,10 @@ class FunctionalProblem:
     def examples(self) -> int:
         return sum(batch.size for batch in self.batches)
 
+    def totals(self, numbers: Tensor) -> list[float]:
+        """The numbers; in place on ranks in lockstep, their sums over the ranks."""
+        return numbers.tolist()
+
     @property
     def rows(self) -> int:
         return sum(batch.rows for batch in self.batches)

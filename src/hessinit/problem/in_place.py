@@ -35,6 +35,8 @@ class InPlaceProblem(FunctionalProblem):
         self._needs_graph = False  # the forward itself differentiates
         self._needs_backward = ranks is not None  # and not `autograd.grad`
         super().__init__(problem)
+        if ranks is not None:
+            ranks.settle()  # before any waits for a rank that refuses its weights
 
     def _find_model(self, problem: Problem) -> nn.Module:
         model = problem.model

@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.engine_choice import build_engine, evaluate
+from hessinit.curvature.engine_choice import build_engine, evaluate_everywhere, functional_form
 from hessinit.curvature.evaluation import Evaluation, in_gradients, loss_gradient
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, argument, choose
+from hessinit.errors import (
+    ConvergenceError,
+    ConvergenceWarning,
+    DerivativeError,
+    ProblemError,
+    argument,
+    choose,
+)
 from hessinit.measurement.facts import (
     facts_of,
     in_running_order,
@@ -29,12 +36,13 @@ from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import on_all_ranks, require_alike
+from hessinit.problem.ranks import length_over_ranks, on_all_ranks, require_alike
 from hessinit.results import advice as results
 from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_warmup
 from hessinit.results.curvature_report import MATRICES, Estimate
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
+from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.trial import LENGTHS, TrainingSetup, TrialSetting, prepare_trials
 
 
@@ -45,9 +53,8 @@ def advise(
     loss: Loss | None = None,
     batch: Any = None,
     *,
-    optimizer: rules.AnyOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     lr: float | None = None,
-    settings: Mapping[str, Any] | None = None,
     curvature: str = "gauss-newton",
     tolerance: float = 0.01,
     max_iterations: int = 200,
@@ -95,25 +102,29 @@ def advise(
         check_whole("max_iterations", max_iterations, at_least=1),
         problem.seed,
     )
-    rule = rules.build_optimizer_rule(
-        optimizer, problem.model, lr=lr, layers=problem.layers, settings=settings
-    )
-    measured = FunctionalProblem(replace(problem, layers=sorted(rule.rates) or problem.layers))
+    training = Training.of(optimizer)
+    rule = rules.build_optimizer_rule(training, problem.model, lr=lr, layers=problem.layers)
+    measured = functional_form(replace(problem, layers=sorted(rule.rates) or problem.layers))
     with measured.settings():
-        evaluations = evaluate(measured)
+        evaluations, of_all = evaluate_everywhere(measured)
         limit = _find_limit(rule, evaluations, curvature, search, needed=not trial_steps)
-        facts = _facts_of(measured, evaluations, curvature)
+        facts = _facts_of(measured, evaluations, curvature, of_all)
         facts["notes"] += (*rule.notes, *note_uncounted(measured, rule.moved), *limit.notes)
-        gradient = loss_gradient(evaluations).seconds
+        whole = loss_gradient(evaluations)
+        gradient = whole.seconds
+        length = math.hypot(*(float(part.norm()) for part in whole.by_leaf.values()))
+        length = length_over_ranks(length)
     rates = None
     warmup = None
-    if trial_steps:
-        setup = TrainingSetup.of(problem, rules.optimizer_builder(rule, optimizer, problem.model))
+    if trial_steps and not rule.tunes_itself:
+        setup = TrainingSetup.of(problem, training)
         try:
             with prepare_trials(setup, measured.batches) as setting:
                 rates = search_rate(setting, rule, limit.best, trial_steps)
                 if rule.lr is not None and rule.lr > rates.rate:
                     warmup = try_warmup(setting, rule.lr)
+        except ProblemError:  # the optimizer
+            raise
         # What can be measured need not be trainable, as an RNN in eval mode.
         except Exception as failure:
             require_alike(failure)
@@ -123,6 +134,9 @@ def advise(
     seconds = measured.clock() - started
     facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
     advice = _advise_by_limit(rule, limit, facts)
+    if training.clip_norm is not None and length > training.clip_norm:
+        clipping = say.explain_clipping(training.clip_norm, length)
+        advice = replace(advice, stable_reason=f"{advice.stable_reason}{clipping}")
     if rates is not None:
         advice = results.with_trials(advice, rates, warmup)
     if not advice.converged:
@@ -144,7 +158,6 @@ def _find_limit(
     needed: bool,
 ) -> rules.StabilityLimit:
     """Return the stability limit; an unknown one without a curvature, unless it is `needed`."""
-    assert rule.rule is not None
     try:
         return rules.find_stability_limit(
             rule,
@@ -161,10 +174,13 @@ def _find_limit(
 
 
 def _facts_of(
-    problem: FunctionalProblem, evaluations: Sequence[Evaluation], curvature: str
+    problem: FunctionalProblem,
+    evaluations: Sequence[Evaluation],
+    curvature: str,
+    of_all: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the fields of the advice that describe the problem."""
-    shared = facts_of(problem, evaluations)
+    """Return the fields of the advice that describe the problem, in a job that of all ranks."""
+    shared = {**facts_of(problem, evaluations), **of_all}
     return {
         "curvature": curvature,
         **{name: shared[name] for name in ("loss", "examples", "versions")},
@@ -179,8 +195,20 @@ def _advise_by_limit(
 ) -> results.LearningRateAdvice:
     """Return the advice that follows from the stability limit alone."""
     lr = rule.lr or None
-    if isinstance(limit.rule, AdamRule) or limit.ends is None:
-        best_reason, stable_reason = _explain(limit)
+    if rule.tunes_itself:
+        return results.LearningRateAdvice(
+            optimizer=rule.name,
+            lr=lr,
+            learning_rate=1.0,
+            learning_rate_reason=say.explain_self_tuning(rule.name),
+            stable_learning_rate=math.nan,
+            stable_reason=f"Not known: {rule.name} changes the length of its steps in training.",
+            norm=limit.norm,
+            warmup=results.untried_warmup(lr, 1.0),
+            **facts,
+        )
+    if not isinstance(limit.rule, Descent) or limit.ends is None:
+        best_reason, stable_reason = _explain(limit, rule.name)
         return results.LearningRateAdvice(
             optimizer=rule.name,
             lr=lr,
@@ -197,22 +225,25 @@ def _advise_by_limit(
     return replace(advice, optimizer=rule.name)
 
 
-def _explain(limit: rules.StabilityLimit) -> tuple[str, str]:
-    """Return the reasons of the best and the stable rate of Adam, or of an unknown limit."""
+def _explain(limit: rules.StabilityLimit, name: str) -> tuple[str, str]:
+    """Return the reasons of the best and the stable rate, but for gradient descent's."""
     norm = limit.norm.value
+    first_step = (
+        "The first step sets it: it lowers the quadratic model of the loss most at this rate."
+    )
+    rule = limit.rule
+    if rule is None and not math.isnan(limit.best):
+        return first_step, say.explain_response(norm, name, limit.norm.reason)
     if math.isnan(norm):
         unknown = say.explain_unknown(limit.norm.reason)
         return unknown, unknown
-    rule = limit.rule
     assert isinstance(rule, AdamRule)
     best = rule.best(norm)
     best_reason, stable_reason = say.explain_adaptive(
         norm, best, limit.stable, rule.decoupled_decay
     )
     if limit.first_step < best:
-        best_reason = (
-            "The first step sets it: it lowers the quadratic model of the loss most at this rate."
-        )
+        best_reason = first_step
     later = rule.stability_limit(norm)
     if 2 * limit.first_step <= later < math.inf:
         stable_reason = (

@@ -31,6 +31,7 @@ from hessinit.results.curvature_report import (
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
 from hessinit.training.advise import advise
+from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.trial import (
     LENGTHS,
     TrainingSetup,
@@ -70,7 +71,7 @@ def assert_sound(
     batch: Any = None,
     *,
     lr: float | None = None,
-    optimizer: rules.AnyOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     times_stable: float = SOUNDNESS.times_stable,
     estimator: str = "auto",
     tolerance: float | None = None,
@@ -155,7 +156,7 @@ def measure_and_judge(
     problem: Problem,
     measuring: Mapping[str, Any],
     *,
-    optimizer: rules.AnyOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     lr: float | None = None,
     times_stable: float = SOUNDNESS.times_stable,
     with_rates: bool = False,
@@ -195,7 +196,8 @@ def measure_and_judge(
     trial, loss_range = _try_rate(problem, optimizer, rule)
     overruled = trial is not None and learns_much(trial, loss_range)
     report = _with_findings_for(rule, report, overruled=overruled)
-    if stable > 0:  # where the norm is not finite, that is a finding of its own
+    # Where the norm is not finite, that is a finding of its own; some optimizers have no limit.
+    if stable > 0 or rule.rule is None:
         findings = [
             *_judge_height(report, rule, stable, times_stable, trial, loss_range),
             *_judge_smallness(report, rule, loss_range),
@@ -221,7 +223,7 @@ def _judge_height(
     if rule.lr > times_stable * stable and (is_strict or not learned):
         times = words.format_times(rule.lr / stable)
         message = (
-            f"lr = {rule.lr:g} is {times} times the stability limit of {rule.rule}, which is "
+            f"lr = {rule.lr:g} is {times} times the stability limit of {rule.name}, which is "
             f"{words.format_number(stable)}."
         )
         return [Finding(kind="rate too high", message=message, way_out=way_out)]
@@ -236,7 +238,7 @@ def _advise(
     problem: Problem,
     report: CurvatureReport,
     measuring: Mapping[str, Any],
-    optimizer: rules.AnyOptimizer,
+    optimizer: AnyOptimizer,
     lr: float | None,
     trial_steps: int,
 ) -> LearningRateAdvice:
@@ -256,12 +258,11 @@ def _advise(
 
 
 def _try_rate(
-    problem: Problem, optimizer: rules.AnyOptimizer, rule: rules.OptimizerRule
+    problem: Problem, optimizer: AnyOptimizer, rule: rules.OptimizerRule
 ) -> tuple[Trial | None, LossRange]:
     """Return a trial at the optimizer's rate (None if no step succeeds), and the loss's range."""
     assert rule.lr is not None
-    build = rules.optimizer_builder(rule, optimizer, unwrap(problem.model))
-    setup = TrainingSetup.of(problem, build)
+    setup = TrainingSetup.of(problem, Training.of(optimizer))
     with contextlib.suppress(RuntimeError), prepare_trials(setup, problem.batches) as setting:
         return setting.train(rule.lr, patient=True), setting.setup.loss_range
     return None, UNKNOWN

@@ -30,8 +30,8 @@ from hessinit.results.advice import Descent
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import LEARNED, Initialization, Trial
 from hessinit.results.result import replacing
-from hessinit.training import loop
-from hessinit.training.optimizer_rules import name_rule, read_optimizer
+from hessinit.training.optimizer_rules import build_optimizer_rule
+from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.weight_trials import (
     SURVIVAL,
     Candidate,
@@ -96,7 +96,7 @@ def initialize_(
     *,
     lr: float | str | None = None,
     target: float | None = None,
-    optimizer: str | loop.MakeOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     data: Any = None,
     fit: Fit = Fit(),  # noqa: B008 - frozen
     dry_run: bool = False,
@@ -161,13 +161,17 @@ def initialize_(
             "data= asks for a race, which trains at a learning rate; pass lr=, such as 0.1, or "
             "lr='auto'."
         )
-    request = _read_request(lr, target, optimizer, fit, model)
+    checks.check_kind("fit", fit, Fit, "scheme='he'")
+    training = _read_training(optimizer, fit)
+    request = _read_request(lr, target, training, fit, model)
     checks.check_dropout(model, problem.dropout)
     factory = scales.ProblemFactory(_with_batch_read(problem), fit.curvature)
     steps = fit.trial_steps * (RACE.times_longer if request.lr == "auto" else 1)
     raced = None
     if data is not None:
-        raced = read_race_data(data, factory.problem.batch, steps, problem.seed)
+        raced = read_race_data(
+            data, factory.problem.batch, steps * training.accumulate, problem.seed
+        )
     targets = _find_writable(model, problem.layers, overwrite)
     biases: list[nn.Parameter] = []
     if problem.layers is None:
@@ -175,7 +179,7 @@ def initialize_(
             weight for weight in model.parameters() if weight.ndim < 2 and weight.requires_grad
         ]
     restore = weights.snapshot(targets, biases)
-    fitted = FittedWeights(factory, targets, restore, optimizer, request.momentum)
+    fitted = FittedWeights(factory, targets, restore, training)
     try:
         result = _find_weights_(fitted, request, raced, steps, progress)
         missed = not result.converged and not result.flat_enough
@@ -268,23 +272,22 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
     )
 
 
+def _read_training(optimizer: AnyOptimizer, fit: Fit) -> Training:
+    """Return how the weights will be trained; `fit` has the momentum of names without settings."""
+    training = Training.of(optimizer)
+    if training.optimizer in ("momentum", "nesterov") and training.settings is None:
+        return replace(training, settings={"momentum": fit.momentum})
+    return training
+
+
 def _read_request(
-    lr: float | str | None,
-    target: float | None,
-    optimizer: str | loop.MakeOptimizer,
-    fit: Fit,
-    model: nn.Module,
+    lr: float | str | None, target: float | None, training: Training, fit: Fit, model: nn.Module
 ) -> FitRequest:
-    """Return what to fit to; the optimizer that a user's function builds tells its rule."""
-    checks.check_kind("fit", fit, Fit, "scheme='he'")
-    if isinstance(optimizer, str):
-        return FitRequest(lr, target, optimizer, fit)
-    loop.check_optimizer(optimizer)
-    built = loop.make_optimizer(optimizer, model, 0.1)
-    rule = read_optimizer(built, model, checks.find_layers(model), in_training=True).rule
-    if isinstance(rule, Descent) and rule.momentum:
-        fit = replace(fit, momentum=rule.momentum)
-    return FitRequest(lr, target, name_rule(rule), fit)
+    """Return what to fit to."""
+    read = build_optimizer_rule(training, model, layers="**")
+    if isinstance(read.rule, Descent) and read.rule.momentum:
+        fit = replace(fit, momentum=read.rule.momentum)
+    return FitRequest(lr, target, read.kind, fit)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.engine_choice import build_engine, evaluate
+from hessinit.curvature.engine_choice import build_engine, evaluate_everywhere, functional_form
 from hessinit.curvature.evaluation import in_gradients, loss_gradient
-from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number, choose
+from hessinit.errors import EdgeOfStabilityWarning, ProblemError, RankError, check_number, choose
 from hessinit.measurement.facts import (
     in_running_order,
     note_unchecked,
@@ -42,7 +43,7 @@ from hessinit.problem.checks import (
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
+from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks, require_alike
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.curvature_report import MATRICES
 from hessinit.results.initialization import Initialization
@@ -58,6 +59,7 @@ from hessinit.results.track_record import (
     find_crossings,
 )
 from hessinit.training import optimizer_rules as rules
+from hessinit.training.optimizers import AnyOptimizer, Training, as_tuple
 
 T = TypeVar("T")
 
@@ -102,7 +104,7 @@ def track(
     loss: Loss | None = None,
     batch: Any = None,
     *,
-    optimizer: rules.AnyOptimizer | None = None,
+    optimizer: AnyOptimizer | None = None,
     lr: float | None = None,
     every: int = 10,
     max_overhead: float = 0.1,
@@ -173,14 +175,15 @@ def track(
 
 
 def _read_optimizer(
-    problem: Problem, optimizer: rules.AnyOptimizer | None, rate: float | None
-) -> tuple[float | None, torch.optim.Optimizer | rules.OptimizerRule]:
+    problem: Problem, optimizer: AnyOptimizer | None, rate: float | None
+) -> tuple[float | None, tuple[torch.optim.Optimizer, ...] | rules.OptimizerRule]:
     """Return the learning rate that was passed or built in, and the optimizer or its rule."""
     if optimizer is None:
         return rate, rules.OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return rate, optimizer
-    rule = rules.build_optimizer_rule(optimizer, problem.model, lr=rate, layers=problem.layers)
+    training = Training.of(optimizer)
+    if training.is_built:
+        return rate, as_tuple(training.optimizer)
+    rule = rules.build_optimizer_rule(training, problem.model, lr=rate, layers=problem.layers)
     return rule.lr, rule
 
 
@@ -244,7 +247,7 @@ class Tracker:
         """
         self._check_open()
         if lr is not None:
-            if self._rate is None and isinstance(self._subject.optimizer, torch.optim.Optimizer):
+            if self._rate is None and isinstance(self._subject.optimizer, tuple):
                 raise ProblemError(
                     f"lr={lr!r} was given, and it is read from the optimizer; leave it out."
                 )
@@ -359,6 +362,8 @@ class Tracker:
         except Exception as failure:  # whatever it is, training goes on
             if must_succeed:
                 raise
+            with contextlib.suppress(RankError):  # told to rank 0, whose point is all ranks'
+                require_alike(failure)
             unknown = ("loss", "norm", "error", "stable_learning_rate")
             fields = {**dict.fromkeys(unknown, math.nan), "converged": False}
             note = str(failure) or type(failure).__name__
@@ -453,7 +458,7 @@ class _Subject:
     """What every point measures: the model as it is now, on the same examples and draws."""
 
     problem: Problem
-    optimizer: torch.optim.Optimizer | rules.OptimizerRule
+    optimizer: tuple[torch.optim.Optimizer, ...] | rules.OptimizerRule
     settings: TrackSettings
     ranks: Ranks | None
 
@@ -483,7 +488,7 @@ class _Subject:
 
     def _functional(self, rule: rules.OptimizerRule, check: bool) -> FunctionalProblem:
         layers = sorted(rule.rates) or self.problem.layers
-        return FunctionalProblem(replace(self.problem, layers=layers, check=check))
+        return functional_form(replace(self.problem, layers=layers, check=check))
 
     def check(self, rate: float | None) -> tuple[float, dict[str, Any]]:
         """Refuse what cannot be measured; return the seconds of a gradient, and facts.
@@ -493,7 +498,7 @@ class _Subject:
         rule = self.read_optimizer(rate)
         problem = self._functional(rule, self.problem.check)
         with problem.settings():
-            evaluations = evaluate(problem)
+            evaluations, of_all = evaluate_everywhere(problem)
             if problem.check:
                 build_engine(evaluations, self.settings.curvature, self.lanczos)
             notes = [*notes_on(problem, evaluations), *note_unchecked(problem.check), *rule.notes]
@@ -501,7 +506,7 @@ class _Subject:
                 notes += note_uncounted(problem, rule.moved)
             facts = {
                 "optimizer": rule.name,
-                "examples": problem.examples,
+                "examples": of_all.get("examples", problem.examples),
                 "notes": tuple(notes),
                 "versions": versions_of(problem),
             }
@@ -512,7 +517,7 @@ class _Subject:
         problem = self._functional(rule, check=False)
         curvature = self.settings.curvature
         with problem.settings():
-            evaluations = evaluate(problem)
+            evaluations, of_all = evaluate_everywhere(problem)
             engine = build_engine(evaluations, curvature, self.lanczos)
             names = list(problem.leaves)
             layers = {}
@@ -535,10 +540,9 @@ class _Subject:
                 )
                 stable = limit.stable
                 products += limit.products
+            loss = sum(evaluation.loss_value * evaluation.weight for evaluation in evaluations)
             fields = {
-                "loss": sum(
-                    evaluation.loss_value * evaluation.weight for evaluation in evaluations
-                ),
+                "loss": of_all.get("loss", loss),
                 "norm": extremes.norm.value,
                 "error": extremes.norm.error,
                 "converged": extremes.norm.converged,

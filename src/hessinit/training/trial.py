@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.problem.batches import Batch, join_batches, map_tensors, part_of, read_batches
@@ -33,7 +32,7 @@ from hessinit.problem.ranks import (
 )
 from hessinit.problem.sharding import local_part
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
-from hessinit.training import loop
+from hessinit.training import loop, optimizers
 from hessinit.training.loop import (
     FEWEST_TO_HALVE,
     copy_to,
@@ -45,7 +44,7 @@ from hessinit.training.loop import (
     seed_everything,
 )
 
-Build = Callable[[float], Optimizer]
+Build = Callable[[float], optimizers.Stepper]
 
 # What a forward or a loss raises on a batch that it was not made for.
 BATCH_REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)
@@ -171,11 +170,20 @@ class TrainingSetup:
     forward: Forward | None = None
     seed: int = 0
     loss_range: LossRange = UNKNOWN
+    accumulate: int = 1  # so many batches make a step
 
     @classmethod
-    def of(cls, problem: Problem, build: Build) -> TrainingSetup:
+    def of(cls, problem: Problem, training: optimizers.Training) -> TrainingSetup:
         """Return the setup of a problem; the range of its loss is not known yet."""
-        return cls(unwrap(problem.model), problem.loss, build, problem.forward, problem.seed)
+        model = unwrap(problem.model)
+        return cls(
+            model,
+            problem.loss,
+            lambda lr: training.build(model, lr),
+            problem.forward,
+            problem.seed,
+            accumulate=training.accumulate,
+        )
 
     def untouched(self) -> contextlib.AbstractContextManager[ModelState]:
         """Put back everything that trainings change, on exit."""
@@ -194,7 +202,7 @@ class TrainingSetup:
     def make_steps(
         self,
         batches: Iterable[Batch],
-        optimizer: Optimizer,
+        optimizer: optimizers.Stepper,
         purpose: str,
         warmup: int = 0,
         on_step: Callable[[int, float], object] | None = None,
@@ -206,7 +214,7 @@ class TrainingSetup:
             self.loss,
             map(self.copy, batches),
             optimizer,
-            warmup=loop.Warmup(optimizer, warmup),
+            warmup=optimizers.Warmup(optimizer, warmup),
             forward=self.forward,
             on_step=on_step,
         )
@@ -232,7 +240,7 @@ class ShortTraining:
     reason: str = ""
     survived: bool = True
     # Until it goes on:
-    _optimizer: Optimizer | None = None
+    _optimizer: optimizers.Stepper | None = None
     _saved: ModelState | None = None
 
     def train(
@@ -254,7 +262,11 @@ class ShortTraining:
         def add(step: int, loss: float) -> None:
             is_replaced = not self.losses and not math.isnan(first_loss)
             self.losses.append(first_loss if is_replaced else loss)
-            self.scored.append(score(step, loss) if score else self.losses[-1])
+            if score is None:
+                self.scored.append(self.losses[-1])
+            else:
+                with optimizer.evaluating():
+                    self.scored.append(score(step, loss))
 
         with self.state.with_stand_ins(self.setup.seed, self.initial):
             if self._saved is not None:
@@ -346,7 +358,7 @@ class TrialSetting:
 
         batches = itertools.takewhile(lambda _: not is_lost(), self.pieces())
         training.train(
-            itertools.islice(batches, steps),
+            itertools.islice(batches, steps * self.setup.accumulate),
             purpose="trial",
             warmup=warmup,
             first_loss=self.first_loss,
@@ -361,7 +373,7 @@ class TrialSetting:
             optimizer = self.setup.build(lr)
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
             before = [local_part(weight).clone() for weight in weights]
-            self.setup.make_steps([self.batches[0]], optimizer, "trial")
+            self.setup.make_steps([self.batches[0]] * optimizer.accumulate, optimizer, "trial")
             pairs = zip(map(local_part, weights), before, strict=True)
             step = math.hypot(*(float((weight - old).norm()) for weight, old in pairs))
         step = length_over_ranks(step)
@@ -457,6 +469,7 @@ def try_weights(setup: TrainingSetup, batch: Any, lr: float, steps: int) -> Tria
     batches = [read for _, read in read_batches(batch)]
     source = generator(setup.seed, "halves")
     ordered = itertools.cycle([(read, order_by_content(read, setup.seed)) for read in batches])
+    steps *= setup.accumulate
     halves = [half_of(read, order, source) for read, order in itertools.islice(ordered, steps)]
     for pieces in (halves, batches):
         # Half of the examples may be no batch, as of a graph. The whole one then decides alone.
