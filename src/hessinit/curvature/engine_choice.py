@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -55,10 +56,10 @@ def exactly_or_plainly(
     except DerivativeError as refusal:
         if estimator != "auto" or ranks is not None:
             raise
-        reason = str(refusal).partition(".")[0]
+        reason = re.split(r"[:;]|\.\s", str(refusal), maxsplit=1)[0]
         try:
-            return work(InPlaceProblem(problem, f"not by the exact engines: {reason}"))
-        except ProblemError:
+            return work(InPlaceProblem(problem, f"not by the exact engines, as {reason}"))
+        except Exception:
             raise refusal from None
 
 

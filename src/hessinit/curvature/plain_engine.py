@@ -58,9 +58,8 @@ class DifferenceRules:
     zero_weight: float = 0.1
     # The gradients at w ± εv, less twice that at w, over their difference: with kinks about 1.
     most_kinked: float = 0.05
-    # Of the loss's gradient by the outputs.
-    loss_step: float = 1e-2
-    loss_step_in_float64: float = 1e-5
+    # Of differences of the loss's gradient, relative to outputs of at most 1.
+    loss_step: float = 3e-3
 
 
 RULES = DifferenceRules()
@@ -86,9 +85,8 @@ class DifferencedLoss(OutputLoss):
         largest = float(along.abs().max())
         if not 0 < largest < math.inf:
             return torch.zeros_like(tangent)
-        is_double = cut.dtype == torch.float64
-        relative = RULES.loss_step_in_float64 if is_double else RULES.loss_step
-        step = relative * (float(cut.square().mean().sqrt()) or 1.0) / largest
+        size = min(float(cut.square().mean().sqrt()), 1.0) or 1.0
+        step = RULES.loss_step * size / largest
         change = self._slope(cut + step * along) - self._slope(cut - step * along)
         return change.div_(2 * step).to(tangent.dtype)
 
@@ -266,7 +264,7 @@ class PlainEvaluation(Evaluation):
     def _choose_step(self) -> tuple[float, dict[str, int | None]]:
         """The relative step, and the order of the weights that the output depends on.
 
-        With `u = J v` the differences give ⟨u, J v⟩, and the backward gives ⟨Jᵀu, v⟩.
+        With u near J v, the differences give ⟨u, J v⟩, and the backward gives ⟨Jᵀu, v⟩.
         """
         changes = self.random_changes()
         names = list(changes)
@@ -277,7 +275,9 @@ class PlainEvaluation(Evaluation):
             self.relative_step = step
             pushed = self.push(names, list(changes.values()))
             if cotangent is None:
-                cotangent = pushed
+                # The random part sees outputs that should move and do not.
+                noise = random_like(pushed, derivative_check.seed_of_check(self))
+                cotangent = pushed + noise * (float(pushed.norm() / noise.norm()) or 1.0)
                 gradients = self.problem.pull(self.batch, cotangent * self.scale, names)
                 pulled = _with_zeros(gradients, list(changes.values()))
                 products = [

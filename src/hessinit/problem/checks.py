@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from hessinit.errors import (
     Argument,
+    DerivativeError,
     ProblemError,
     WeightsError,
     argument,
@@ -199,7 +200,7 @@ def check_devices(model: nn.Module) -> None:
 def _check_exchangeable(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
-            raise ProblemError(
+            raise DerivativeError(
                 f"{name or 'the model'} is a TorchScript module, whose weights cannot be "
                 "exchanged; pass the module it was made from."
             )
@@ -415,7 +416,7 @@ def check_output(output: Any, forward: Any) -> None:
             "torch.view_as_real of it, and take torch.view_as_complex(output) in the loss."
         )
     if output.dtype not in (torch.float32, torch.float64):
-        raise ProblemError(
+        raise DerivativeError(
             f"the model's output has dtype {output.dtype}; it must be real and of float32 or "
             "better, as the weights are while measuring: rounding drowns second derivatives. Leave "
             "casts (autocast, or .to()) out."
@@ -469,7 +470,7 @@ def check_graph(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> Non
     parameters = {name: problem.model.get_parameter(name) for name in problem.leaves}
     for who, end in (("the forward", output), ("the loss", loss)):
         if (name := first_leaf(nodes_behind(end.grad_fn), parameters)) is not None:
-            raise ProblemError(
+            raise DerivativeError(
                 f"{who} reaches {name} by a way that cannot be followed (an attribute in "
                 "__slots__, an earlier view, TorchScript), so that its derivative would be "
                 "missing. Keep the weight in an attribute of the model, and make views of it "
@@ -482,7 +483,7 @@ def check_graph(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> Non
             "ignores it); compute it from its first argument."
         )
     if (name := first_leaf(after, problem.leaves)) is not None:
-        raise ProblemError(
+        raise DerivativeError(
             f"the loss depends on {name} not only through the model's output: by a penalty, by an "
             "auxiliary loss that the forward keeps in an attribute, or by a layer that the loss "
             "uses, too. Leave a penalty out (c·‖w‖² adds 2c to every eigenvalue of the exact "
@@ -498,7 +499,7 @@ def check_no_reentrant_checkpoints(output: Tensor) -> None:
     if any(
         type(node).__name__ == "CheckpointFunctionBackward" for node in nodes_behind(output.grad_fn)
     ):
-        raise ProblemError(
+        raise DerivativeError(
             "the model recomputes activations by reentrant checkpoints, which have no second "
             "derivative. Turn them off while measuring, or pass use_reentrant=False to "
             "torch.utils.checkpoint.checkpoint."
@@ -573,7 +574,7 @@ def _check_loss_repeats(problem: FunctionalProblem, batch: Batch, call: FirstCal
     loss = call.loss.detach()
     for draw in range(_DRAWS if call.drew and problem.dropout != "freeze" else 1):
         if not agree(problem.loss_of(output, batch, draw=draw).detach(), loss):
-            raise ProblemError(
+            raise DerivativeError(
                 "the loss changes from call to call on the same output, so there is no single "
                 "Hessian: it draws random numbers (",
                 argument("dropout", "freeze"),

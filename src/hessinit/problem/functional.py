@@ -58,7 +58,7 @@ def explained(
         ) from failure
     except (RuntimeError, ValueError, IndexError) as failure:
         if str(failure) == RECOMPUTES:
-            raise ProblemError(RECOMPUTES) from None
+            raise DerivativeError(RECOMPUTES) from None
         if "differentiated Tensors does not require grad" in str(failure):
             raise ProblemError(
                 "the forward differentiates by a tensor that is held constant while measuring: a "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from hessinit.problem.problem import Problem
 from hessinit.problem.ranks import Ranks, tolerating
 from hessinit.problem.sharding import is_dtensor, local_part, reshard
 
-_BACKWARD_ONLY = "not compatible with .grad()"  # what reentrant checkpoints say
+_BACKWARD_ONLY = re.compile(r"compatible with \.grad\(\)")  # what reentrant checkpoints say
 
 
 class InPlaceProblem(FunctionalProblem):
@@ -94,7 +95,6 @@ class InPlaceProblem(FunctionalProblem):
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autograd.set_detect_anomaly(False),
-            torch.autocast(self.device.type, enabled=False),
         ):
             try:
                 yield
@@ -153,40 +153,49 @@ class InPlaceProblem(FunctionalProblem):
 
         In a job, it is the mean of the ranks' own gradients: that is what sharded models give.
         """
-        with self._with_model(self.leaves, 0) as stand_ins:
-            output = self._call_model(batch, 0, self.leaves, stand_ins, plain=True).output
-            return self._differentiate(output, cotangent.to(output.dtype), names)
+        return self._run_backward(batch, names, lambda output: (output, cotangent))
 
     def gradients(self, batch: Batch, scale: float) -> list[Tensor | None]:
         """`scale` times the gradient of the training loss by every leaf.
 
         Penalties and auxiliary losses are included.
         """
-        with self._with_model(self.leaves, 0) as stand_ins:
-            output = self._call_model(batch, 0, self.leaves, stand_ins, plain=True).output
+
+        def end(output: Tensor) -> tuple[Tensor, Tensor]:
             loss, _ = self._call_loss(output, batch, 0)
-            return self._differentiate(loss, torch.full_like(loss, scale), list(self.leaves))
+            return loss, torch.full_like(loss, scale)
+
+        return self._run_backward(batch, list(self.leaves), end)
+
+    def _run_backward(
+        self, batch: Batch, names: Sequence[str], end: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> list[Tensor | None]:
+        """A forward and a backward from what `end` makes of the output, with its cotangent."""
+        with self._with_model(self.leaves, 0) as stand_ins:
+            root, cotangent = end(self._call_model(batch, 0, self.leaves, stand_ins, True).output)
+            try:
+                return self._differentiate(root, cotangent.to(root.dtype), names)
+            except RuntimeError as failure:
+                if self._needs_backward or not _BACKWARD_ONLY.search(str(failure)):
+                    raise
+        self._needs_backward = True
+        return self._run_backward(batch, names, end)
 
     def _differentiate(
-        self, output: Tensor, cotangent: Tensor, names: Sequence[str]
+        self, root: Tensor, cotangent: Tensor, names: Sequence[str]
     ) -> list[Tensor | None]:
         """By `autograd.grad`, which no hook of a parameter sees, or else by `backward`."""
         parameters = [self._parameters[name] for name in names]
         if not self._needs_backward:
-            try:
-                return [*torch.autograd.grad(output, parameters, cotangent, allow_unused=True)]
-            except RuntimeError as failure:
-                if _BACKWARD_ONLY not in str(failure):
-                    raise
-                self._needs_backward = True
+            return [*torch.autograd.grad(root, parameters, cotangent, allow_unused=True)]
         for name, parameter in self._parameters.items():
             if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
                 raise DerivativeError(
-                    f"the model can be differentiated by backward() alone, which would call the "
+                    "the model can be differentiated by backward() alone, which would call the "
                     f"hooks of {name}. Remove them while measuring."
                 )
             parameter.grad = None
-        output.backward(cotangent)
+        root.backward(cotangent)
         gradients = [parameter.grad for parameter in parameters]
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -199,18 +208,23 @@ class InPlaceProblem(FunctionalProblem):
         try:
             for name, change in changes.items():
                 self.leaves[name].data.add_(change, alpha=step)  # no graph sees a change of .data
+            torch.clear_autocast_cache()  # which holds casts of the weights as they were
             yield
         finally:
             for name, values in saved.items():
                 self.leaves[name].data.copy_(values)
+            torch.clear_autocast_cache()
 
     def output_without_graph(self, batch: Batch) -> Tensor:
         """The output, by a forward without a graph unless the forward itself differentiates."""
+        outputs = list[Tensor]()
         if not self._needs_graph:
             with tolerating(RuntimeError, ProblemError), torch.no_grad():
-                return self.output(batch)
+                outputs.append(self.output(batch))
+        if not outputs:
             self._needs_graph = True
-        return self.output(batch).detach()
+            outputs.append(self.output(batch).detach())
+        return outputs[0]
 
     @contextlib.contextmanager
     def _with_model(self, weights: Mapping[str, Tensor], draw: int) -> Iterator[StandIns]:
