@@ -22,7 +22,8 @@ from hessinit.problem.problem import Problem
 from hessinit.problem.ranks import _made_by, calling_ranks, on_all_ranks, tolerating
 from hessinit.problem.sharding import local_part
 from hessinit.training.advise import search_rate
-from hessinit.training.optimizer_rules import build_optimizer_rule, optimizer_builder
+from hessinit.training.optimizer_rules import build_optimizer_rule
+from hessinit.training.optimizers import Training
 from hessinit.training.trial import TrainingSetup, prepare_trials
 
 
@@ -128,8 +129,9 @@ def search(
 ) -> Any:
     """The trials of `advise`, from a rate at which they go both ways."""
     model = problem.model
-    rule = build_optimizer_rule(name, model)
-    setup = TrainingSetup.of(problem, optimizer_builder(rule, name, model))
+    training = Training.of(name)
+    rule = build_optimizer_rule(training, model)
+    setup = TrainingSetup.of(problem, training)
     with prepare_trials(setup, problem.batches) as setting:
         return search_rate(setting, rule, 0.2, 12), setting.setup.loss_range
 
@@ -223,21 +225,13 @@ def ask() -> Callable[[], None]:
             print(r[0].findings, r[1].findings, r[0].loss, r[1].loss, r[0].examples)
 
         def tracked(m, l, b, **kw):
-            with hessinit.track(
-                m,
-                l,
-                b,
-                optimizer=torch.optim.AdamW(m.parameters(), lr=0.1),
-                path=None,
-                max_overhead=1.0,
-                every=2,
-                **kw,
-            ) as t:
+            opt = torch.optim.AdamW(m.parameters(), lr=0.1)
+            with hessinit.track(m, l, b, optimizer=opt, path=None, max_overhead=1.0, every=2, **kw) as t:
                 for _ in range(4):
                     v = l(m(b[0]), b[1])
                     m.zero_grad()
                     v.backward()
-                    t._subject.optimizer.step()
+                    opt.step()
                     t.step(v)
                 return t.tracking
 

@@ -441,13 +441,20 @@ def require_alike(failure: Exception) -> None:
         ranks.settle(failure)
 
 
-@contextlib.contextmanager
-def tolerating(*failures: type[Exception]) -> Iterator[None]:
+class tolerating:  # noqa: N801 (as contextlib.suppress)
     """Go on after these failures, ranks in lockstep only where all of them fail alike."""
-    try:
-        yield
-    except failures as failure:
+
+    def __init__(self, *failures: type[Exception]) -> None:
+        self._failures = failures
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, failure: BaseException | None, trace: Any) -> bool:
+        if not isinstance(failure, self._failures):
+            return False
         require_alike(failure)
+        return True
 
 
 def on_all_ranks(
