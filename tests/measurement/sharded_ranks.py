@@ -251,3 +251,65 @@ def ask() -> Callable[[], None]:
         print(all(map(torch.equal, before, bits(model))))
 
     return on_ranks(work)
+
+
+def draw() -> Callable[[], None]:
+    import traceback
+
+    def normal(width=5):
+        torch.manual_seed(3)
+        return nn.Sequential(
+            nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
+        )
+
+    def work(rank: int, ranks: int) -> None:
+        warnings.simplefilter("ignore")
+        loss = nn.CrossEntropyLoss()
+        inputs, targets = whole_batch(torch.float32, 48)
+        part = slice(rank * 48 // ranks, (rank + 1) * 48 // ranks)
+        own = inputs[part], targets[part]
+        for build in (network, normal):
+            for options in (
+                {},
+                {"optimizer": "adamw"},
+                {"fit": hessinit.Fit(scheme="he")},
+                {"lr": None, "target": 2.0},
+            ):
+                options = {"lr": 0.5, **options}
+                plain, model = build(), sharded(build())
+                before = bits(model)
+                t = time.perf_counter()
+                truth = hessinit.initialize_(plain, loss, (inputs, targets), distributed="each", **options)
+                t1 = time.perf_counter()
+                try:
+                    found = hessinit.initialize_(model, loss, own, distributed="batch", **options)
+                except Exception:
+                    print(traceback.format_exc()[-2500:], flush=True)
+                    continue
+                print(
+                    build.__name__,
+                    options,
+                    f"{t1 - t:.1f} {time.perf_counter() - t1:.1f}",
+                    found.reason,
+                    "|",
+                    truth.reason,
+                    found.after and found.after.network.norm,
+                    truth.after and truth.after.network.norm,
+                    found.scales,
+                    truth.scales,
+                    found.survival and found.survival.outcome,
+                    truth.survival and truth.survival.outcome,
+                )
+                names = dict(plain.named_parameters())
+                print(
+                    [
+                        float((p.full_tensor() - names[n]).norm() / names[n].norm())
+                        for n, p in model.named_parameters()
+                        if p.ndim > 1
+                    ],
+                    flush=True,
+                )
+                found.undo()
+                assert all(map(torch.equal, before, bits(model)))
+
+    return on_ranks(work)

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
-from hessinit.problem.batches import Batch, join_batches, map_tensors, part_of, read_batches
+from hessinit.problem.batches import Batch, part_of, read_batches
 from hessinit.problem.checks import unwrap
 from hessinit.problem.preserve import ModelState, untouched_model
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.ranks import (
-    Ranks,
     length_over_ranks,
     lockstep_ranks,
     mean_over_ranks,
@@ -410,33 +409,10 @@ def _with_first_loss(setting: TrialSetting) -> TrialSetting:
     with setting.state.with_stand_ins(setup.seed):
         output, batch = setup.output_of(setting.batches[0])
         first_loss = mean_over_ranks(setup.loss(output, batch.targets)).item()
-    ranks = lockstep_ranks()
-    if ranks is not None:
-        output, batch = _outputs_of_all(ranks, output, batch)
-
-    def search() -> LossRange:
-        return find_loss_range(
-            lambda free, copied: setup.loss(free, copied.targets), output, [batch]
-        )
-
-    loss_range = search() if ranks is None else ranks.first(search)
+    loss_range = find_loss_range(
+        lambda free, copied: setup.loss(free, copied.targets), output, [batch]
+    )
     return replace(setting, setup=replace(setup, loss_range=loss_range), first_loss=first_loss)
-
-
-def _outputs_of_all(ranks: Ranks, output: Any, batch: Batch) -> tuple[Any, Batch]:
-    """Return an output of the size of all ranks' together (None if they differ), and the targets.
-
-    A search for the lowest losses needs no more, and no rank sees the inputs of another.
-    """
-    targets = map_tensors(Tensor.cpu, batch.targets)
-    shape = output.shape if isinstance(output, Tensor) else ()
-    parts = ranks.exchange((shape, Batch(None, targets, batch.size)))
-    joined = join_batches([part for _, part in parts])
-    if joined is None or not shape:
-        return None, batch
-    everything = output.new_zeros(sum(shape[0] for shape, _ in parts), *output.shape[1:])
-    targets = map_tensors(lambda tensor: tensor.to(output.device), joined.targets)
-    return everything, replace(joined, targets=targets)
 
 
 def _accepts_half(setting: TrialSetting) -> bool:
@@ -474,7 +450,7 @@ def try_weights(setup: TrainingSetup, batch: Any, lr: float, steps: int) -> Tria
     for pieces in (halves, batches):
         # Half of the examples may be no batch, as of a graph. The whole one then decides alone.
         refusals = BATCH_REFUSALS if pieces is halves else ()
-        with contextlib.suppress(*refusals), setup.untouched() as state:
+        with tolerating(*refusals), setup.untouched() as state:
             training = ShortTraining(setup, state, lr, "present weights")
             in_turn = itertools.islice(itertools.cycle(pieces), steps)
             training.train(in_turn, purpose="steps from 0")
