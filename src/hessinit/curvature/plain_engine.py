@@ -257,8 +257,8 @@ class PlainEvaluation(Evaluation):
             gradients = self.problem.pull(self.batch, cotangent, names)
         return _with_zeros(gradients, [self.leaves[name] for name in names])
 
-    def loss_gradients(self) -> tuple[Tensor, ...]:
-        gradients = self.problem.gradients(self.batch, self.scale)
+    def loss_gradients(self, part: Batch | None = None) -> tuple[Tensor, ...]:
+        gradients = self.problem.gradients(part or self.batch, self.scale)
         return _with_zeros(gradients, list(self.leaves.values()))
 
     def gradients_at(self, changes: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:
