@@ -26,7 +26,7 @@ from hessinit.curvature.loss_hessian import (
     check_curved,
     factor_loss_hessian,
 )
-from hessinit.errors import DerivativeError, ProblemError, WeightsError, argument
+from hessinit.errors import DerivativeError, ProblemError, RankError, WeightsError, argument
 from hessinit.problem import checks
 from hessinit.problem.batches import Batch
 from hessinit.problem.functional import FirstCall
@@ -188,6 +188,8 @@ class PlainEvaluation(Evaluation):
         try:
             derivative_check.check_loss(self)
             self.output_hessian(torch.ones_like(self._output))
+        except RankError:
+            raise
         except (DerivativeError, RuntimeError):
             self._is_differenced = True
             self._checks_made.clear()
@@ -222,7 +224,10 @@ class PlainEvaluation(Evaluation):
         return self.relative_step * self.sizes[name] <= longest
 
     def _lengths(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
-        squares = [tensor.detach().double().square().sum() for tensor in tensors.values()]
+        squares = [
+            torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64).square()
+            for tensor in tensors.values()
+        ]
         totals = self.problem.totals(torch.stack(squares))
         return {name: math.sqrt(total) for name, total in zip(tensors, totals, strict=True)}
 
