@@ -508,6 +508,8 @@ class PlainEngine(LanczosEngine):
         rounding = RULES.caution * operator.rounding_along(vector, norm)
         second = PlainCurvature(self._plain, names, self._curvature, RULES.second)
         off = abs(abs(second.along(vector)) - norm) if norm else 0.0
+        if off > RULES.wrong * norm + rounding and self._curvature == "hessian":
+            raise DerivativeError(*_KINKS)
         if off > 3 * RULES.wrong_layer * norm + rounding and self._curvature != "hessian":
             first = abs(operator.along(vector))
             if abs(abs(first - norm) - off) < RULES.second * off:
@@ -549,6 +551,14 @@ class PlainEngine(LanczosEngine):
     def _start(self, names: Sequence[str]) -> lanczos.Start | None:
         is_whole = self._plain[0].problem.ranks is None
         return super()._start(names) if is_whole and self._curvature != "hessian" else None
+
+
+_KINKS = (
+    "the gradient jumps, as with ReLU, max pooling or rounding in 16 bits, so its differences are "
+    "not the exact Hessian. Measure ",
+    argument("curvature", "gauss-newton"),
+    ".",
+)
 
 
 def plain_engine(
@@ -596,12 +606,13 @@ def _check_layers(evaluation: PlainEvaluation) -> None:
         for factor in (1.0, RULES.longer):
             pushed = evaluation.push([name], [gradient], factor=factor)
             inner = (cotangent * pushed).double().sum() * evaluation.weight
-            noise = (cotangent * evaluation.output_noise).double().sum().abs()
+            noise = (cotangent * evaluation.output_noise).double().square().sum()
             square = gradient.double().square().sum()
             totals = evaluation.problem.totals(torch.stack([inner, square, noise]))
             by_differences, by_backward, rounding = totals
             step = evaluation.step_along({name: gradient}, factor) or 1.0
-            allowed = RULES.caution * rounding / step + RULES.wrong_layer * by_backward
+            allowed = RULES.wrong_layer * by_backward
+            allowed += 2 * RULES.caution * math.sqrt(rounding) / step
             if abs(by_differences - by_backward) <= RULES.wrong_layer * by_backward:
                 break
         if abs(by_differences - by_backward) > allowed:
@@ -634,9 +645,4 @@ def _refuse_kinks(evaluation: PlainEvaluation) -> None:
         return math.sqrt(of_bends / of_slopes) if of_slopes else 0.0
 
     if bend(1.0) > RULES.most_kinked and bend(RULES.second) > RULES.most_kinked:
-        raise DerivativeError(
-            "the gradient jumps, as with ReLU, max pooling or rounding in 16 bits, so its "
-            "differences are not the exact Hessian. Measure ",
-            argument("curvature", "gauss-newton"),
-            ".",
-        )
+        raise DerivativeError(*_KINKS)
