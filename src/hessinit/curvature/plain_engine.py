@@ -554,8 +554,8 @@ class PlainEngine(LanczosEngine):
 
 
 _KINKS = (
-    "the gradient jumps, as with ReLU, max pooling or rounding in 16 bits, so its differences are "
-    "not the exact Hessian. Measure ",
+    "the gradient jumps, as with ReLU, max pooling or rounding in 16 bits: its differences are no "
+    + "second derivatives. Measure ",
     argument("curvature", "gauss-newton"),
     ".",
 )
