@@ -24,14 +24,8 @@ from hessinit.curvature.engine import (
     measure_spectrum,
     with_rounding,
 )
-from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import (
-    Evaluation,
-    evaluate,
-    in_gradients,
-    loss_gradient,
-    unused_leaves,
-)
+from hessinit.curvature.engine_choice import build_engine, evaluate, exactly_or_plainly
+from hessinit.curvature.evaluation import Evaluation, in_gradients, loss_gradient, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import (
     ConvergenceError,
@@ -53,6 +47,7 @@ from hessinit.measurement.plan import LAYER_DETAILS, Details, check_choices, pla
 from hessinit.measurement.soundness import judge_signals
 from hessinit.problem.checks import Layer, check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.in_place import InPlaceProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
@@ -153,7 +148,7 @@ class Rows:
         sizes = {layer.parameter: layer.size for layer in layers}
         if network:
             sizes[""] = sum(sizes.values())
-        if ranks is None:
+        if ranks is None or ranks.sharded:
             return find(sizes)
         if ranks.split == "layers":
             return ranks.divide(sizes, find)
@@ -227,6 +222,8 @@ class Rows:
 
     def _rounded(self, extremes: Extremes, curvature: str, parameter: str) -> Extremes:
         """The extremes with the operator's rounding error; of the network without a parameter."""
+        if self.main.states_rounding:
+            return extremes
         if curvature not in self._rounding:
             rounding = rounding_error.relative_rounding(self.evaluations, curvature)
             self._rounding[curvature] = [rounding]
@@ -302,7 +299,9 @@ def measure(
 
     Takes a `Problem`, or model, loss and batch for one with the defaults. `curvature` is
     "gauss-newton" (the paper's approximation; fast), "hessian" (exact) or "both" (with the gap
-    between them). `estimator` is "auto", "gram" (few outputs, independent examples) or "lanczos".
+    between them). `estimator` is "auto", "gram" (few outputs, independent examples), "lanczos" or
+    "plain": from forwards and ordinary backwards of the model as it is trained, compiled or with
+    kernels that have no second derivative; "auto" takes it where no other engine can go.
 
     Norms are right to `tolerance`, relative; a value that did not get there says so and warns, or
     raises with `strict=True`. The derivatives are checked against finite differences of the plain
@@ -354,25 +353,44 @@ def measure(
                     f'details={name!r} with distributed="batch" needs all examples at once; pass '
                     'the whole batch on every rank, with distributed="layers".'
                 )
-    functional = FunctionalProblem(given)
-    if progress is not None:
-        observer = _observe(progress, functional, curvature, settings, network)
-        settings = replace(settings, progress=observer)
-    with functional.settings():
-        evaluations = evaluate(functional)
-        slow = time.perf_counter() - started > LONG_EVALUATION
-        if slow and settings.progress is not None and ranks is None:
-            planned = plan_measurement(evaluations, curvature, estimator, settings, network)
-            settings.progress.expect(planned.seconds)
-        work = _Measurement(functional, evaluations, settings, wanted, started)
-        report = work.run(curvature, estimator, network, given.precision == "auto", ranks)
-        if ranks is not None:
-            report = ranks.first(lambda: report, last=True)
-        if settings.progress is not None:
-            settings.progress.finish()
+
+    def work(functional: FunctionalProblem) -> CurvatureReport:
+        in_place = isinstance(functional, InPlaceProblem)
+        observed = settings
+        if progress is not None:
+            observer = _observe(progress, functional, curvature, settings, network)
+            observed = replace(settings, progress=observer)
+        if in_place:
+            _refuse_details(wanted)
+        with functional.settings():
+            evaluations = evaluate(functional)
+            slow = time.perf_counter() - started > LONG_EVALUATION
+            if slow and observed.progress is not None and ranks is None and not in_place:
+                planned = plan_measurement(evaluations, curvature, estimator, observed, network)
+                observed.progress.expect(planned.seconds)
+            measurement = _Measurement(functional, evaluations, observed, wanted, started)
+            may_lower_precision = given.precision == "auto"
+            report = measurement.run(curvature, estimator, network, may_lower_precision, ranks)
+            if ranks is not None:
+                report = ranks.first(lambda: report, last=True)
+            if observed.progress is not None:
+                observed.progress.finish()
+        return report
+
+    report = exactly_or_plainly(given, estimator, ranks, work)
     rows = (*report.layers, report.network) if network else report.layers
     _complain(rows, tolerance, strict)
     return report
+
+
+def _refuse_details(wanted: Details) -> None:
+    """Refuse what needs the graph of the forward, which the plain engine does not look at."""
+    for name in LAYER_DETAILS:
+        if name in wanted:
+            raise ProblemError(
+                f"details={name!r} needs a model that can be taken apart, and the plain engine "
+                "runs it as it is; leave it out."
+            )
 
 
 def _observe(
@@ -417,13 +435,14 @@ class _Measurement:
         evaluations = self.evaluations
         facts: dict[str, Any] = {}
         by_examples = ranks is not None and ranks.split == "batch"
+        in_place = isinstance(problem, InPlaceProblem)
         if ranks is not None and by_examples:
             evaluations, facts = shares.join_shares(ranks, evaluations)
         notes = notes_on(problem, evaluations)
         measuring = Rows(problem, evaluations, curvature, estimator, self.settings, self.details)
         layers = in_running_order(problem, evaluations)
         lower: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if may_lower_precision and ranks is None:
+        if may_lower_precision and ranks is None and not in_place:
             lower = measuring.faster()
         with lower:
             by_name = measuring.fill(layers, network, ranks)
@@ -445,11 +464,14 @@ class _Measurement:
         )
         notes = (*notes, *note_unchecked(problem.check), *note_uncounted(problem))
         report = replace(measuring.report(rows, whole), notes=notes, **facts)
-        vector = measuring.whole.vector if network and ranks is None else None
+        vector = measuring.whole.vector if network and ranks is None and not in_place else None
         del measuring  # what the engines hold must not stand beside the backward pass
         gradient = loss_gradient(evaluations)
         derivative_check.check_answer(evaluations, vector, whole)
-        if not by_examples:  # of a share, no rank knows all activations
+        if in_place:
+            note = "Signals through the layers were not judged: the plain engine sees none of them."
+            report = replace(report, notes=(*report.notes, note))
+        elif not by_examples:  # of a share, no rank knows all activations
             judged = judge_signals(problem, evaluations, rows, gradient, diagnostics or None)
             report = replace(report, **judged)
         seconds = problem.clock() - self.started

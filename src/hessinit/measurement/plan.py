@@ -12,13 +12,7 @@ from torch import nn
 
 from hessinit.curvature import engine_choice, gram
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.evaluation import (
-    Evaluation,
-    evaluate,
-    gradient_seconds,
-    in_gradients,
-    unused_leaves,
-)
+from hessinit.curvature.evaluation import Evaluation, gradient_seconds, in_gradients, unused_leaves
 from hessinit.curvature.hessian_engine import HessianEngine
 from hessinit.curvature.krylov import MEMORY, random_like
 from hessinit.curvature.progress import expected_products
@@ -78,7 +72,7 @@ _EXAMPLE = 'details=["trace", "top-5"]'
 def check_choices(curvature: str, estimator: str) -> None:
     """Refuse a curvature or an estimator that there is not, or that do not go together."""
     choose("curvature", curvature, ["gauss-newton", "hessian", "both"])
-    choose("estimator", estimator, ["auto", "gram", "lanczos"])
+    choose("estimator", estimator, ["auto", "gram", "lanczos", "plain"])
     if curvature == "hessian" and estimator == "gram":
         raise ProblemError(
             argument("estimator", estimator),
@@ -178,7 +172,7 @@ def plan(
     asked_for = Details.read(details)
     functional = FunctionalProblem(given_problem)
     with functional.settings():
-        evaluations = evaluate(functional)
+        evaluations = engine_choice.evaluate(functional)
         planned = plan_measurement(evaluations, curvature, estimator, settings, network)
         notes = notes_on(functional, evaluations)
     uncounted = [*asked_for.names]

@@ -58,7 +58,7 @@ def explained(
         ) from failure
     except (RuntimeError, ValueError, IndexError) as failure:
         if str(failure) == RECOMPUTES:
-            raise ProblemError(RECOMPUTES) from None
+            raise DerivativeError(RECOMPUTES) from None
         if "differentiated Tensors does not require grad" in str(failure):
             raise ProblemError(
                 "the forward differentiates by a tensor that is held constant while measuring: a "
@@ -227,10 +227,11 @@ class FunctionalProblem:
     time.
     """
 
+    accepts_half = False  # outputs that the forward itself has rounded to 16 bits
+
     @torch.inference_mode(False)
     def __init__(self, problem: Problem) -> None:
-        self.model = checks.unwrap(problem.model)
-        check_present(self.model)
+        self.model = self._find_model(problem)
         check_apart(self.model)
         self.layers: tuple[Layer, ...] = find_layers(self.model, problem.layers)
         check_values(self.model, self.layers)
@@ -243,8 +244,7 @@ class FunctionalProblem:
             )
         parameters = self.model.parameters()
         dtypes = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
-        widest = torch.float64 if torch.float64 in dtypes else torch.float32
-        self.dtype = problem.dtype or widest
+        self.dtype = self._choose_dtype(problem, dtypes)
         self.converts = dtypes != {self.dtype}
         # A recomputation finds the model's own tensors: of another dtype, or buffers that it would
         # write to.
@@ -267,6 +267,15 @@ class FunctionalProblem:
         self._model_state = UserState(self.model, self.forward)
         self._loss_state = UserState(self.loss, beside=self._model_state)
         self._loss_dtype: torch.dtype | None = None
+
+    def _find_model(self, problem: Problem) -> nn.Module:
+        model = checks.unwrap(problem.model)
+        check_present(model)
+        return model
+
+    def _choose_dtype(self, problem: Problem, dtypes: set[torch.dtype]) -> torch.dtype:
+        widest = torch.float64 if torch.float64 in dtypes else torch.float32
+        return problem.dtype or widest
 
     def _read_weights(self) -> None:
         measured = [layer.parameter for layer in self.layers]
@@ -302,6 +311,20 @@ class FunctionalProblem:
     @property
     def examples(self) -> int:
         return sum(batch.size for batch in self.batches)
+
+    def weights_of_forward(self) -> dict[str, Tensor]:
+        """The tensors that the forward sees as the parameters."""
+        return {**self.leaves, **self.constants}
+
+    def output_at_factors(self, batch: Batch, factors: Mapping[str, float]) -> Tensor:
+        """The output with these factors on the parameters."""
+        weights = self.weights_of_forward()
+        scaled = {name: weight * factors.get(name, 1.0) for name, weight in weights.items()}
+        return self.output(batch, weights=scaled)
+
+    def totals(self, numbers: Tensor) -> list[float]:
+        """The numbers; in place on ranks in lockstep, their sums over the ranks."""
+        return numbers.tolist()
 
     @property
     def rows(self) -> int:
@@ -428,8 +451,9 @@ class FunctionalProblem:
             else:
                 output = self.forward(self.model, inputs)
         drew = draws.happened() or stand_ins.drew()
-        if self._in_bf16(dtype) and isinstance(output, Tensor) and output.dtype == torch.bfloat16:
-            output = output.float()
+        may_be_half = self.accepts_half or self._in_bf16(dtype)
+        if may_be_half and isinstance(output, Tensor) and output.dtype.itemsize < 4:
+            output = output.float() if output.is_floating_point() else output
         checks.check_output(output, self.forward)
         casts = output.dtype != dtype  # Hugging Face models return logits.float()
         if casts:

@@ -16,7 +16,7 @@ import threading
 import traceback
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from hessinit.errors import ProblemError
+from hessinit.problem.sharding import is_dtensor, is_sharded, local_part, reshard
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -210,6 +211,8 @@ class UserState:
     def __init__(self, *roots: Any, beside: UserState | None = None) -> None:
         """What `beside` has found is excluded; `meets_it` says whether `roots` reach any of it."""
         excluded: dict[int, Any] = {} if beside is None else beside._known
+        self._sharded = [root for root in roots if isinstance(root, nn.Module) and is_sharded(root)]
+        self._reshard()
         reached, self.meets_it = _reachable(roots, _belongs_to_the_function, excluded)
         self._known: dict[int, Any] = {**excluded, **reached}
         objects = list(reached.values())
@@ -260,13 +263,19 @@ class UserState:
 
     def restore(self) -> None:
         """Put back what every container, object and closure held, not the content of tensors."""
+        self._reshard()
         for holder in (*self._holders, *self._resting):
             holder.restore()
+
+    def _reshard(self) -> None:
+        """Let FSDP2 itself exchange the weights that it has gathered for its shards."""
+        for model in self._sharded:
+            reshard(model)
 
 
 @dataclass(frozen=True)
 class _ParameterState:
-    """A parameter and what training changes of it."""
+    """A parameter, or the shard of this rank, and what training changes of it."""
 
     parameter: nn.Parameter
     data: Tensor
@@ -276,13 +285,15 @@ class _ParameterState:
 
     @classmethod
     def of(cls, parameter: nn.Parameter) -> _ParameterState:
-        data = parameter.data
+        data = local_part(parameter) if is_dtensor(parameter) else parameter.data
         return cls(parameter, data, data.clone(), parameter.grad, parameter.requires_grad)
 
     def restore(self, values: Tensor | None = None) -> None:
         parameter = self.parameter
-        parameter.data = self.data
-        self.data.copy_(self.values if values is None else values)
+        if not is_dtensor(parameter):
+            parameter.data = self.data
+        # FSDP2 may move a shard at the first forward.
+        local_part(parameter).copy_(self.values if values is None else local_part(values))
         parameter.grad = self.grad
         parameter.requires_grad_(self.requires_grad)
 
@@ -314,19 +325,30 @@ class ModelState:
         The parameters are the user's own, without gradients, and are not restored on exit.
         """
         self.restore(weights)
-        memory = {state.data.untyped_storage().data_ptr() for state in self._parameters}
-
-        def convert(tensor: Tensor) -> Tensor:
-            # A view of a weight must follow it. Any other leaf would collect a gradient.
-            is_strided = tensor.layout is torch.strided
-            if is_strided and tensor.untyped_storage().data_ptr() in memory:
-                return tensor
-            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
+        convert = copies_beside([state.parameter for state in self._parameters])
         with self._state.with_stand_ins(convert, seed, hooks=True):
             for state in self._parameters:
                 state.parameter.grad = None
             yield
+
+
+def copies_beside(parameters: Iterable[nn.Parameter]) -> Convert:
+    """Stand-ins for all tensors but these parameters and views of them, which stay."""
+    own = {id(parameter): parameter for parameter in parameters}
+
+    def memory_of(tensor: Tensor) -> int:
+        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+        return tensor.untyped_storage().data_ptr() if is_plain else 0
+
+    memory = {memory_of(parameter) for parameter in own.values()} - {0}
+
+    def convert(tensor: Tensor) -> Tensor:
+        # A view of a weight must follow it. Any other leaf would collect a gradient.
+        if id(tensor) in own or memory_of(tensor) in memory:
+            return tensor
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    return convert
 
 
 @contextlib.contextmanager

@@ -33,6 +33,8 @@ from hessinit.curvature.preconditioner import (
 )
 from hessinit.errors import ProblemError, argument
 from hessinit.problem import checks
+from hessinit.problem.ranks import lockstep_ranks
+from hessinit.problem.sharding import local_part
 from hessinit.results.advice import Descent, check_rate
 from hessinit.results.curvature_report import Estimate
 from hessinit.training.optimizers import (
@@ -130,7 +132,7 @@ class OptimizerRule:
             if moment is None:  # there was no gradient yet
                 pieces.append(torch.full_like(leaf, math.inf).detach())
                 continue
-            corrected = moment / (1 - self.rule.beta2 ** float(state["step"]))
+            corrected = local_part(moment) / (1 - self.rule.beta2 ** float(state["step"]))
             root = corrected.detach().to(leaf).sqrt()
             pieces.append(torch.where(root > 0, root + self.rule.eps, math.inf).detach())
         return operators.join(pieces)
@@ -232,15 +234,18 @@ def _limit_of_response(
     """
     problem = evaluations[0].problem
     parameters = [problem.model.get_parameter(name) for name in problem.leaves]
-    gradients = minibatch_gradients(evaluations, RESPONSE.most_gradients)
     largest = max(
         float(group["lr"]) for part in optimizer.optimizers for group in part.param_groups
     )
     norm = Estimate(math.nan, 0.0, True, "its learning rate is 0")
     if optimizer.tunes_itself:
         norm = replace(norm, reason="it finds its learning rate itself")
-    if not largest > 0 or optimizer.tunes_itself:
+    is_sharded = lockstep_ranks() is not None
+    if is_sharded:
+        norm = replace(norm, reason="the response of its steps to shards is not measured")
+    if not largest > 0 or optimizer.tunes_itself or is_sharded:
         return StabilityLimit(math.nan, math.nan, norm, None)
+    gradients = minibatch_gradients(evaluations, RESPONSE.most_gradients)
     try:
         stepping = OptimizerCopy(optimizer.optimizers, parameters)
         step = warm_up(stepping, gradients, RESPONSE.warm_steps) / largest
@@ -249,10 +254,12 @@ def _limit_of_response(
         reason = f"it cannot step on copies of the weights ({failure})"
         return StabilityLimit(math.nan, math.nan, replace(norm, reason=reason), None)
     operator = engine.operator(list(problem.leaves))
-    step = step.to(gradients[0])
-    slope = -float(gradient_moments(evaluations).gradient @ step)
-    bend = float(step @ (operator @ step))
-    first_step = slope / bend if bend > 0 < slope else math.inf
+    first_step = math.inf
+    if not top_only:  # a tracked training has begun
+        step = step.to(gradients[0])
+        slope = -float(gradient_moments(evaluations).gradient @ step)
+        bend = float(step @ (operator @ step))
+        first_step = slope / bend if bend > 0 < slope else math.inf
     if not is_descent(response):
         bounded = replace(norm, reason="its steps do not follow a change of the gradient")
         return StabilityLimit(math.nan, first_step, bounded, None, first_step=first_step)

@@ -1,0 +1,266 @@
+"""A problem on the model's own parameters, which runs the model as training does."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hessinit.errors import DerivativeError, ProblemError, argument
+from hessinit.problem import checks
+from hessinit.problem.batches import Batch, map_tensors
+from hessinit.problem.functional import FunctionalProblem, explained_memory
+from hessinit.problem.preserve import StandIns, copies_beside, untouched_random_state
+from hessinit.problem.problem import Problem
+from hessinit.problem.ranks import Ranks, tolerating
+from hessinit.problem.sharding import gathered_parameters, is_dtensor, local_part, reshard
+
+_BACKWARD_ONLY = re.compile(r"compatible with \.grad\(\)")  # what reentrant checkpoints say
+
+
+class InPlaceProblem(FunctionalProblem):
+    """A checked problem that moves the model's own weights, and puts them back bit for bit.
+
+    So the model runs as it is trained: compiled, sharded, with fused kernels and checkpoints.
+    `leaves` are the parameters themselves; of sharded ones, the part that this process holds.
+    """
+
+    accepts_half = True
+
+    def __init__(self, problem: Problem, reason: str, ranks: Ranks | None = None) -> None:
+        self.reason = reason
+        self.ranks = ranks  # that hold the other parts of the weights
+        self._needs_graph = False  # the forward itself differentiates
+        self._needs_backward = ranks is not None  # and not `autograd.grad`
+        super().__init__(problem)
+        if ranks is not None:
+            ranks.settle()  # before any waits for a rank that refuses its weights
+
+    def _find_model(self, problem: Problem) -> nn.Module:
+        model = problem.model
+        while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        checks.check_devices(model)
+        return model
+
+    def _choose_dtype(self, problem: Problem, dtypes: set[torch.dtype]) -> torch.dtype:
+        measured = {self.model.get_parameter(layer.parameter).dtype for layer in self.layers}
+        dtype = max(measured, key=lambda kind: kind.itemsize)
+        if len(measured) > 1 or dtype.itemsize < 4 or problem.dtype not in (None, dtype):
+            held = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in measured))
+            raise ProblemError(
+                f"the measured weights are held in {held}, and the plain engine moves them as they "
+                "are, by small steps that must not be rounded. Hold them all in float32, or all in "
+                "float64, and leave out ",
+                argument("dtype"),
+                "; autocast may run the forward in less.",
+            )
+        return dtype
+
+    def _convert(self, prefix: str, batch: Batch) -> Batch:
+        def place(tensor: Tensor) -> Tensor:
+            return tensor.detach().to(self.device)
+
+        inputs = map_tensors(place, batch.inputs)
+        checks.check_finite_inputs(inputs, prefix)
+        return Batch(inputs, batch.targets, batch.size)
+
+    def _read_weights(self) -> None:
+        self._guarded = False
+        self._parameters = dict(self.model.named_parameters())
+        self._paddings = _padding_rows(self.model, self.rank, self.ranks_size)
+        self._make_stand_in = copies_beside(self._parameters.values())
+        self.leaves = {}
+        self.constants = dict(self._parameters)
+        for layer in self.layers:
+            parameter = self.constants.pop(layer.parameter)
+            if not parameter.requires_grad:
+                raise ProblemError(
+                    argument("layers", layer.name),
+                    " names a frozen weight, and the plain engine differentiates as training does; "
+                    "unfreeze it with requires_grad_(), or leave it out.",
+                )
+            part = local_part(parameter) if is_dtensor(parameter) else parameter
+            self.leaves[layer.parameter] = part
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        """Those of training: compiled code runs compiled, every kernel is the user's choice."""
+        gradients = [(parameter, parameter.grad) for parameter in self._parameters.values()]
+        with (
+            explained_memory(self),
+            untouched_random_state(self.device),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autograd.set_detect_anomaly(False),
+        ):
+            try:
+                yield
+            finally:
+                for parameter, gradient in gradients:
+                    parameter.grad = gradient
+
+    def output(
+        self,
+        batch: Batch,
+        *,
+        draw: int = 0,
+        weights: Mapping[str, Tensor] | None = None,
+        plain: bool = True,
+    ) -> Tensor:
+        with self._with_model(self.leaves, draw) as stand_ins:
+            return self._call_model(batch, draw, self.leaves, stand_ins, plain).output
+
+    def loss_of(self, output: Tensor, batch: Batch, *, draw: int = 0) -> Tensor:
+        if not self._loss_state.meets_it:
+            return self._call_loss(output, batch, draw)[0]
+        with self._with_model(self.leaves, draw) as stand_ins:
+            with torch.no_grad():  # the loss may read what the forward leaves in the model
+                self._call_model(batch, draw, self.leaves, stand_ins, plain=True)
+            return self._call_loss(output, batch, draw)[0]
+
+    @property
+    def rank(self) -> int:
+        """The number of this process in its job."""
+        return 0 if self.ranks is None else self.ranks.rank
+
+    @property
+    def ranks_size(self) -> int:
+        """The number of processes that hold the weights."""
+        return 1 if self.ranks is None else self.ranks.size
+
+    def totals(self, numbers: Tensor) -> list[float]:
+        """The sums of these numbers over the ranks."""
+        return (numbers if self.ranks is None else self.ranks.sum(numbers)).tolist()
+
+    def pull_again(
+        self, output: Tensor, cotangent: Tensor, names: Sequence[str]
+    ) -> list[Tensor | None] | None:
+        """The same as `pull` on the graph of an output, which stays; None if it cannot."""
+        parameters = [self._parameters[name] for name in names]
+        with contextlib.suppress(RuntimeError), self._with_model(self.leaves, 0):
+            return [
+                *torch.autograd.grad(
+                    output, parameters, cotangent, retain_graph=True, allow_unused=True
+                )
+            ]
+        return None
+
+    def pull(self, batch: Batch, cotangent: Tensor, names: Sequence[str]) -> list[Tensor | None]:
+        """The gradient of ⟨output, cotangent⟩ by these leaves; None for one that is not used.
+
+        In a job, it is the mean of the ranks' own gradients: that is what sharded models give.
+        """
+        return self._run_backward(batch, names, lambda output: (output, cotangent))
+
+    def gradients(self, batch: Batch, scale: float) -> list[Tensor | None]:
+        """`scale` times the gradient of the training loss by every leaf.
+
+        Penalties and auxiliary losses are included.
+        """
+
+        def end(output: Tensor) -> tuple[Tensor, Tensor]:
+            loss, _ = self._call_loss(output, batch, 0)
+            return loss, torch.full_like(loss, scale)
+
+        return self._run_backward(batch, list(self.leaves), end)
+
+    def _run_backward(
+        self, batch: Batch, names: Sequence[str], end: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> list[Tensor | None]:
+        """A forward and a backward from what `end` makes of the output, with its cotangent."""
+        with self._with_model(self.leaves, 0) as stand_ins:
+            root, cotangent = end(self._call_model(batch, 0, self.leaves, stand_ins, True).output)
+            try:
+                return self._differentiate(root, cotangent.to(root.dtype), names)
+            except RuntimeError as failure:
+                if self._needs_backward or not _BACKWARD_ONLY.search(str(failure)):
+                    raise
+        self._needs_backward = True
+        return self._run_backward(batch, names, end)
+
+    def _differentiate(
+        self, root: Tensor, cotangent: Tensor, names: Sequence[str]
+    ) -> list[Tensor | None]:
+        """By `autograd.grad`, which no hook of a parameter sees, or else by `backward`."""
+        parameters = [self._parameters[name] for name in names]
+        if not self._needs_backward:
+            return [*torch.autograd.grad(root, parameters, cotangent, allow_unused=True)]
+        for name, parameter in self._parameters.items():
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                raise DerivativeError(
+                    "the model can be differentiated by backward() alone, which would call the "
+                    f"hooks of {name}. Remove them while measuring."
+                )
+            parameter.grad = None
+        root.backward(cotangent)
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        return [gradient if gradient is None else local_part(gradient) for gradient in gradients]
+
+    @contextlib.contextmanager
+    def moved(self, changes: Mapping[str, Tensor], step: float) -> Iterator[None]:
+        """The weights moved by `step` times their changes."""
+        saved = {name: self.leaves[name].detach().clone() for name in changes}
+        try:
+            for name, change in changes.items():
+                weight = self.leaves[name].data  # no graph sees a change of it
+                weight.add_(change, alpha=step)
+                for row in self._paddings.get(name, ()):  # that gets no gradient
+                    weight[row] = saved[name][row]
+            torch.clear_autocast_cache()  # which holds casts of the weights as they were
+            yield
+        finally:
+            for name, values in saved.items():
+                self.leaves[name].data.copy_(values)
+            torch.clear_autocast_cache()
+
+    def weights_of_forward(self) -> dict[str, Tensor]:
+        return gathered_parameters(self.model)
+
+    def output_at_factors(self, batch: Batch, factors: Mapping[str, float]) -> Tensor:
+        parts = {name: local_part(self._parameters[name]) for name in factors}
+        saved = {name: part.clone() for name, part in parts.items()}
+        try:
+            for name, part in parts.items():
+                part.mul_(factors[name])
+            return self.output_without_graph(batch)
+        finally:
+            for name, values in saved.items():
+                parts[name].copy_(values)
+
+    def output_without_graph(self, batch: Batch) -> Tensor:
+        """The output, by a forward without a graph unless the forward itself differentiates."""
+        outputs = list[Tensor]()
+        if not self._needs_graph:
+            with tolerating(RuntimeError, ProblemError), torch.no_grad():
+                outputs.append(self.output(batch))
+        if not outputs:
+            self._needs_graph = True
+            outputs.append(self.output(batch).detach())
+        return outputs[0]
+
+    @contextlib.contextmanager
+    def _with_model(self, weights: Mapping[str, Tensor], draw: int) -> Iterator[StandIns]:
+        with self._model_state.with_stand_ins(self._make_stand_in, self.seed + draw) as stand_ins:
+            try:
+                yield stand_ins
+            finally:
+                # A further forward would take gathered weights for those that were moved.
+                reshard(self.model)
+
+
+def _padding_rows(model: nn.Module, rank: int, ranks: int) -> dict[str, list[int]]:
+    """The rows of embeddings that are not trained; of sharded ones, those of this rank."""
+    paddings = dict[str, list[int]]()
+    for name, module in model.named_modules():
+        row = getattr(module, "padding_idx", None)
+        if row is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            rows = -(-module.num_embeddings // ranks)
+            if row // rows == rank:
+                paddings[f"{name}.weight".lstrip(".")] = [row - rank * rows]
+    return paddings
