@@ -232,12 +232,12 @@ def minibatch_gradients(evaluations: Sequence[Evaluation], most: int) -> list[Te
     factor = len(evaluations) if find_reduction(evaluations) == "sum" else 1
     gradients = []
     for evaluation in evaluations[:most]:
-        whole = _gradient(evaluation)
+        gradient = _gradient(evaluation)
         parts = _gradients_of_parts(evaluation, factor > 1, most)
-        deviations = torch.zeros_like(whole)[None]
+        deviations = torch.zeros_like(gradient)[None]
         if parts is not None:
             deviations = (parts - parts.mean(0)) / math.sqrt(len(parts))
-        gradients += [factor * (whole + deviation) for deviation in deviations]
+        gradients += [factor * (gradient + deviation) for deviation in deviations]
     gradients = gradients[:most]
     return gradients[: len(gradients) - 1 + len(gradients) % 2]
 
