@@ -8,11 +8,11 @@
 
 For each problem, optimizer and seed: the network with its own weights is trained for 300 steps at the rates
 of a grid in steps of 2, widened until the best rate lies inside; at the rate of `hessinit.advise`, given one
-batch; at the rate of Lightning's learning-rate finder with its defaults; and with the rate and the weights of
-`initialize_(lr="auto", data=...)`. All see the same mini-batches. The loss is the mean of the last 30 steps; a
-training that fails counts with its initial loss. For optimizers without a closed form the rivals are the rules
-that people type: the rate of AdamW's advice, for Lion a third and a tenth of it. Losses of Schedule-Free are
-those at its averaged weights. Constants for these were chosen on the six development problems, too. Every
+batch; at the rate of Lightning's learning-rate finder with its defaults; and with the rate and the weights
+of `initialize_(lr="auto", data=...)`. All see the same mini-batches. The loss is the mean of the last 30 steps;
+a training that fails counts with its initial loss. For optimizers without a closed form the rivals are the
+rules that people type: the rate of AdamW's advice, for Lion a third and a tenth of it. Losses of Schedule-Free
+are those at its averaged weights. Constants for these were chosen on the six development problems, too. Every
 finished training is appended to the record at once, and what is there is not made again (--record FILE).
 
 `--text FILE` gives the text of the language models (.txt or .xz); without it, the project's own documents.
@@ -21,6 +21,7 @@ finished training is appended to the record at once, and what is there is not ma
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import logging
@@ -154,6 +155,10 @@ class Bench:
         more["half_steps"] = sum(trial.steps for trial in advice.trials)
         return advice.learning_rate, None, more
 
+    def part_of_adamw(self, method: str) -> tuple[float, nn.Module | None, Cell]:
+        advice = hessinit.advise(self.model(), self.problem.loss, self.batch(), optimizer="adamw")
+        return PARTS[method] * advice.learning_rate, None, {}
+
     def auto(self) -> tuple[float, nn.Module | None, Cell]:
         model, batch = self.model(), self.batch()
         examples = self.data.parts[0]
@@ -219,14 +224,11 @@ def run(job: Job, known: list[Cell], text: Path | None, record: Path, only: list
     with reproducible():
         for method in methods_of(job[1]):
             if not any(cell["what"] == method for cell in mine) and method in (only or METHODS):
-                if method in PARTS:
-                    lr = PARTS[method] * adamw_advice(job, known)
-                    keep(bench.train(lr) | {"gradients": 0.0}, method)
-                    continue
-                if method != "auto":  # too long for imports and cold caches to matter
-                    getattr(bench, method)()
+                make = getattr(bench, method, functools.partial(bench.part_of_adamw, method))
+                if method in ("advise", "finder"):  # others are too long for cold caches to matter
+                    make()
                 begun = time.process_time()
-                lr, model, more = getattr(bench, method)()
+                lr, model, more = make()
                 cost = (time.process_time() - begun) / bench.step_seconds()
                 keep(bench.train(lr, model) | more | {"gradients": cost}, method)
         while "grid" in (only or ["grid"]):
@@ -237,13 +239,6 @@ def run(job: Job, known: list[Cell], text: Path | None, record: Path, only: list
                 break
             keep(bench.train(missing), "grid")
     return f"{', '.join(map(str, job))}: {time.perf_counter() - started:.0f} s"
-
-
-def adamw_advice(job: Job, known: list[Cell]) -> float:
-    """The rate that the record holds as the advice for AdamW on the same problem."""
-    asked = job[0], "adamw", job[2], "advise"
-    (cell,) = (c for c in known if (c["problem"], c["optimizer"], c["seed"], c["what"]) == asked)
-    return float(cell["lr"])
 
 
 def next_rate(losses: dict[float, float], optimizer: str) -> float | None:

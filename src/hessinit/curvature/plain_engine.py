@@ -26,7 +26,7 @@ from hessinit.curvature.loss_hessian import (
     check_curved,
     factor_loss_hessian,
 )
-from hessinit.errors import DerivativeError, ProblemError, WeightsError, argument
+from hessinit.errors import DerivativeError, ProblemError, RankError, WeightsError, argument
 from hessinit.problem import checks
 from hessinit.problem.batches import Batch
 from hessinit.problem.functional import FirstCall
@@ -46,14 +46,21 @@ class DifferenceRules:
     steps_in_float64: tuple[float, ...] = (1e-5, 1e-4)
     # The first step is taken whose differences and backward agree to this, else the best one.
     agreement: float = 2e-3
-    # Beyond, the backward is not the derivative of the forward.
+    # Beyond, the backward is not the derivative of the forward: of all weights together, which
+    # must be seen through the rounding of 16 bits, and of one layer.
     wrong: float = 0.05
+    wrong_layer: float = 0.01
     # The second step that every answer is taken with, over the first.
     second: float = 1 / 3
-    # Times the difference between the two: the stated error.
+    # Times the difference between the two, and times the rounding error: the stated error.
     caution: float = 2.0
+    # The rounding errors of more numbers than the square of this cancel.
+    root_of_few: float = 10.0
     # From this tolerance on the differences of products are one-sided.
     one_sided_from: float = 1e-2
+    # Where rounding hides a layer, its step is so many times as long, up to this relative one.
+    longer: float = 10.0
+    longest: float = 0.03
     # A weight of zeros moves as if it were drawn with this part of the usual length.
     zero_weight: float = 0.1
     # The gradients at w ± εv, less twice that at w, over their difference: with kinks about 1.
@@ -181,6 +188,8 @@ class PlainEvaluation(Evaluation):
         try:
             derivative_check.check_loss(self)
             self.output_hessian(torch.ones_like(self._output))
+        except RankError:
+            raise
         except (DerivativeError, RuntimeError):
             self._is_differenced = True
             self._checks_made.clear()
@@ -203,8 +212,22 @@ class PlainEvaluation(Evaluation):
             lengths[name] = length or RULES.zero_weight * math.sqrt(rows)
         return lengths
 
+    def lengthen(self, name: str) -> None:
+        """Let this weight move farther."""
+        self.sizes[name] *= RULES.longer
+
+    def may_move(self, name: str) -> bool:
+        """Whether the weight may move as far as it would."""
+        rows = self.problem.model.get_parameter(name).shape[0]
+        usual = RULES.zero_weight * math.sqrt(rows)
+        longest = max(RULES.longest * self._lengths({name: self.leaves[name]})[name], usual)
+        return self.relative_step * self.sizes[name] <= longest
+
     def _lengths(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
-        squares = [tensor.detach().double().square().sum() for tensor in tensors.values()]
+        squares = [
+            torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64).square()
+            for tensor in tensors.values()
+        ]
         totals = self.problem.totals(torch.stack(squares))
         return {name: math.sqrt(total) for name, total in zip(tensors, totals, strict=True)}
 
@@ -248,6 +271,39 @@ class PlainEvaluation(Evaluation):
         with self.problem.moved(changes, step):
             gradients = dict(zip(self.leaves, self.loss_gradients(), strict=True))
         return {name: gradients[name] for name in changes}
+
+    @cached_property
+    def output_noise(self) -> Tensor:
+        """How rounding changes the output: as weights do that move in their last digit.
+
+        A forward in 16 bits hardly sees that digit; there it is the bend over the long step.
+        """
+        steps = RULES.steps_in_float64 if self.problem.dtype == torch.float64 else RULES.steps
+        if self.relative_step == steps[0]:
+            with self.problem.moved(*self._last_digits):
+                return self.problem.output_without_graph(self.batch) - self._output
+        changes = self.random_changes()
+        step = self.step_along(changes)
+        with self.problem.moved(changes, step):
+            plus = self.problem.output_without_graph(self.batch)
+        with self.problem.moved(changes, -step):
+            minus = self.problem.output_without_graph(self.batch)
+        return (plus + minus - 2 * self._output) / math.sqrt(3)
+
+    @property
+    def _last_digits(self) -> tuple[dict[str, Tensor], float]:
+        """Changes of the weights in their last digit, and the step along them."""
+        signs = {name: change.sign() for name, change in self.random_changes().items()}
+        changes = {name: self.leaves[name].detach() * sign for name, sign in signs.items()}
+        return changes, float(torch.finfo(self.problem.dtype).eps)
+
+    @cached_property
+    def gradient_noise(self) -> dict[str, Tensor]:
+        """How rounding changes the gradient of the training loss."""
+        changes, digit = self._last_digits
+        moved = self.gradients_at(changes, digit)
+        here = self.gradients_at(changes, 0.0)
+        return {name: moved[name] - here[name] for name in changes}
 
     def random_changes(self) -> dict[str, Tensor]:
         """A random change of every weight, as long as the weight."""
@@ -360,6 +416,29 @@ class PlainCurvature(operators.WeightOperator):
         minus = evaluation.gradients_at(changes, -step)
         return [(plus[name] - minus[name]) / (2 * step) for name in self.names]
 
+    def rounding_along(self, vector: Tensor, norm: float) -> float:
+        """The error that rounding causes in the curvature `norm` along a unit vector."""
+        problem = self._evaluations[0].problem
+        changes = dict(zip(self.names, operators.split(vector, self.shapes), strict=True))
+        squares = []
+        sizes = []
+        for evaluation in self._evaluations:
+            step = evaluation.step_along(changes, self._factor)
+            if self._is_exact:
+                noise = operators.join([evaluation.gradient_noise[name] for name in self.names])
+                squares.append(noise.double().square().sum() / step**2)
+            else:
+                noise = evaluation.output_noise
+                curved = evaluation.output_hessian(noise).double()
+                squares.append((noise.double() * curved).sum() * evaluation.weight / step**2)
+            sizes.append(noise.numel())
+        (square,) = problem.totals((torch.stack(squares).sum() / 2).reshape(1))
+        share = min(1.0, RULES.root_of_few / math.sqrt(sum(sizes) or 1))
+        if self._is_exact:
+            return share * math.sqrt(square)
+        # ⟨Jv + n, H_z (Jv + n)⟩, where the product of both is at most the root of theirs.
+        return 2 * share * math.sqrt(max(square, 0.0) * norm) + max(square, 0.0)
+
     def along(self, vector: Tensor) -> float:
         """The curvature along a unit vector; of Gauss-Newton from forwards alone."""
         problem = self._evaluations[0].problem
@@ -390,7 +469,8 @@ class PlainEngine(LanczosEngine):
         reason: str,
         rank: int | None,
     ) -> None:
-        super().__init__(evaluations, settings, reason, rank, ends="norm")
+        # Of the Hessian the other end matters only where it may be the norm.
+        super().__init__(evaluations, settings, reason, rank, "norm" if rank is None else "both")
         self._plain = evaluations
         self._curvature = curvature
 
@@ -403,30 +483,57 @@ class PlainEngine(LanczosEngine):
     def extremes(self, names: Sequence[str]) -> Extremes:
         if all(name in unused_leaves(self._plain) for name in names):
             return self.unused()
-        extremes = super().extremes(names)
-        norm = extremes.norm
-        if extremes.vector is None or not 0 < norm.value < math.inf:
-            return extremes
-        second = PlainCurvature(self._plain, names, self._curvature, RULES.second)
-        again = abs(second.along(extremes.vector))
-        off = abs(again - norm.value)
-        if off > RULES.wrong * norm.value and self._curvature != "hessian":
-            first = abs(self.operator(names).along(extremes.vector))
-            self._refuse_wrong(names, norm.value, first, again)
-        return self._widened(extremes, RULES.caution * off)
+        extremes, rounding = self._attempt(names)
+        while len(names) == 1 and rounding > self.settings.tolerance * extremes.norm.value:
+            for evaluation in self._plain:
+                evaluation.lengthen(names[0])
+            if not all(evaluation.may_move(names[0]) for evaluation in self._plain):
+                break
+            longer, rounding = self._attempt(names)
+            if longer.norm.error < extremes.norm.error:
+                extremes = longer
+        return extremes
 
-    def _refuse_wrong(self, names: Sequence[str], norm: float, first: float, second: float) -> None:
-        """Refuse a backward that is off from forwards which agree with each other."""
-        if abs(first - second) < RULES.wrong * max(first, second) < abs(first - norm):
-            layer = checks.layer_name(names[0])
-            raise DerivativeError(
-                f"the backward of the model is not the derivative of its forward: along the "
-                f"sharpest direction of {layer} differences of forwards give a curvature of "
-                f"{first:.4g}, and the backward gives {norm:.4g}."
-            )
+    def _attempt(self, names: Sequence[str]) -> tuple[Extremes, float]:
+        """The extremes with the error of differences, and that of it which is rounding."""
+        extremes = super().extremes(names)
+        norm = extremes.norm.value
+        if extremes.vector is None or not math.isfinite(norm):
+            return extremes, 0.0
+        vector = extremes.vector
+        if not norm:  # of any direction
+            vector = random_like(vector, self.settings.seed)
+            vector /= math.sqrt(self._total(vector.square().sum()))
+        operator = self.operator(names)
+        rounding = RULES.caution * operator.rounding_along(vector, norm)
+        second = PlainCurvature(self._plain, names, self._curvature, RULES.second)
+        off = abs(abs(second.along(vector)) - norm) if norm else 0.0
+        if off > RULES.wrong * norm + rounding and self._curvature == "hessian":
+            raise DerivativeError(*_KINKS)
+        if off > 3 * RULES.wrong_layer * norm + rounding and self._curvature != "hessian":
+            first = abs(operator.along(vector))
+            if abs(abs(first - norm) - off) < RULES.second * off:
+                self._refuse_wrong(names, norm, first)
+        return self._widened(extremes, RULES.caution * off + rounding), rounding
+
+    def _total(self, number: Tensor) -> float:
+        return sum(self._plain[0].problem.totals(number.reshape(1)))
+
+    @staticmethod
+    def _refuse_wrong(names: Sequence[str], norm: float, by_forwards: float) -> None:
+        where = checks.layer_name(names[0]) if len(names) == 1 else "the network"
+        raise DerivativeError(
+            f"the backward of the model is not the derivative of its forward: along the sharpest "
+            f"direction of {where} differences of forwards give a curvature of {by_forwards:.4g}, "
+            f"and the backward gives {norm:.4g}."
+        )
 
     def _widened(self, extremes: Extremes, difference: float) -> Extremes:
         norm = extremes.norm.value
+        if difference >= norm:
+            reason = "zero, up to the rounding of the forward"
+            zero = Estimate(0.0, norm + difference, True, reason, extremes.top.products)
+            return replace(extremes, top=zero, bottom=replace(zero, products=0))
 
         def widen(estimate: Estimate) -> Estimate:
             wider = replace(estimate, error=estimate.error + difference)
@@ -446,6 +553,14 @@ class PlainEngine(LanczosEngine):
         return super()._start(names) if is_whole and self._curvature != "hessian" else None
 
 
+_KINKS = (
+    "the gradient jumps, as with ReLU, max pooling or rounding in 16 bits: its differences are no "
+    + "second derivatives. Measure ",
+    argument("curvature", "gauss-newton"),
+    ".",
+)
+
+
 def plain_engine(
     evaluations: Sequence[Evaluation], curvature: str, settings: LanczosSettings
 ) -> PlainEngine:
@@ -455,6 +570,7 @@ def plain_engine(
     rank = None
     if curvature == "hessian":
         for evaluation in plain:
+            _check_layers(evaluation)
             _refuse_kinks(evaluation)
     else:
         rank = _rank_of(plain)
@@ -476,6 +592,35 @@ def _rank_of(evaluations: Sequence[PlainEvaluation]) -> int | None:
         else:
             return None
     return rank
+
+
+def _check_layers(evaluation: PlainEvaluation) -> None:
+    """Compare the backward by each layer with differences of outputs, along its own gradient.
+
+    The Gauss-Newton engine does so along the sharpest direction of every layer.
+    """
+    cotangent = random_like(evaluation.output, derivative_check.seed_of_check(evaluation))
+    names = list(evaluation.leaves)
+    pulled = evaluation.pull(names, cotangent * evaluation.scale)
+    for name, gradient in zip(names, pulled, strict=True):
+        for factor in (1.0, RULES.longer):
+            pushed = evaluation.push([name], [gradient], factor=factor)
+            inner = (cotangent * pushed).double().sum() * evaluation.weight
+            noise = (cotangent * evaluation.output_noise).double().square().sum()
+            square = gradient.double().square().sum()
+            totals = evaluation.problem.totals(torch.stack([inner, square, noise]))
+            by_differences, by_backward, rounding = totals
+            step = evaluation.step_along({name: gradient}, factor) or 1.0
+            allowed = RULES.wrong_layer * by_backward
+            allowed += 2 * RULES.caution * math.sqrt(rounding) / step
+            if abs(by_differences - by_backward) <= RULES.wrong_layer * by_backward:
+                break
+        if abs(by_differences - by_backward) > allowed:
+            raise DerivativeError(
+                f"the backward of the model by {checks.layer_name(name)} is not the derivative of "
+                f"its forward: differences of outputs give {by_differences:.4g} along it, and the "
+                f"backward gives {by_backward:.4g}."
+            )
 
 
 def _refuse_kinks(evaluation: PlainEvaluation) -> None:
@@ -500,9 +645,4 @@ def _refuse_kinks(evaluation: PlainEvaluation) -> None:
         return math.sqrt(of_bends / of_slopes) if of_slopes else 0.0
 
     if bend(1.0) > RULES.most_kinked and bend(RULES.second) > RULES.most_kinked:
-        raise DerivativeError(
-            "the gradient jumps, as with ReLU, max pooling or rounding in 16 bits, so its "
-            "differences are not the exact Hessian. Measure ",
-            argument("curvature", "gauss-newton"),
-            ".",
-        )
+        raise DerivativeError(*_KINKS)

@@ -345,13 +345,15 @@ class _Fitting:
         optimizer = {"adamw": "AdamW", "adam": "Adam"}.get(request.optimizer, request.optimizer)
         rate = request.lr
         if rate == "auto":
+            rate = math.nan  # that of other optimizers is searched by trials
+        if request.lr == "auto" and request.is_adam_like:
             rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
             rate = best_adam_rate(self.model.factory.functional(), rule)
         goal = FitGoal(None, rate if math.isfinite(rate) else None)
-        met = (
-            f"no curvature was fitted, as steps of {optimizer} do not grow with the gradient: "
-            f"{drawn} are kept"
-        )
+        cause = f"steps of {optimizer} do not grow with the gradient"
+        if not request.is_adam_like:
+            cause = f"none is known that suits a rate of {optimizer}"
+        met = f"no curvature was fitted, as {cause}: {drawn} are kept"
         return Solution(goal, NOT_SCALED, met=met)
 
     def _solve_network_(self) -> Solution:

@@ -71,6 +71,7 @@ class InPlaceProblem(FunctionalProblem):
     def _read_weights(self) -> None:
         self._guarded = False
         self._parameters = dict(self.model.named_parameters())
+        self._paddings = _padding_rows(self.model, self.rank, self.ranks_size)
         self._make_stand_in = copies_beside(self._parameters.values())
         self.leaves = {}
         self.constants = dict(self._parameters)
@@ -207,7 +208,10 @@ class InPlaceProblem(FunctionalProblem):
         saved = {name: self.leaves[name].detach().clone() for name in changes}
         try:
             for name, change in changes.items():
-                self.leaves[name].data.add_(change, alpha=step)  # no graph sees a change of .data
+                weight = self.leaves[name].data  # no graph sees a change of it
+                weight.add_(change, alpha=step)
+                for row in self._paddings.get(name, ()):  # that gets no gradient
+                    weight[row] = saved[name][row]
             torch.clear_autocast_cache()  # which holds casts of the weights as they were
             yield
         finally:
@@ -248,3 +252,15 @@ class InPlaceProblem(FunctionalProblem):
             finally:
                 # A further forward would take gathered weights for those that were moved.
                 reshard(self.model)
+
+
+def _padding_rows(model: nn.Module, rank: int, ranks: int) -> dict[str, list[int]]:
+    """The rows of embeddings that are not trained; of sharded ones, those of this rank."""
+    paddings = dict[str, list[int]]()
+    for name, module in model.named_modules():
+        row = getattr(module, "padding_idx", None)
+        if row is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            rows = -(-module.num_embeddings // ranks)
+            if row // rows == rank:
+                paddings[f"{name}.weight".lstrip(".")] = [row - rank * rows]
+    return paddings

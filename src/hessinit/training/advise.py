@@ -262,14 +262,24 @@ class SearchRules:
     part_sgd: float = 0.05
     part_momentum: float = 0.003
     part_adam: float = 0.01
+    # The advice over the rate that trials favour is this power of the ratio of the two, and stays
+    # between these: trials survive rates at which a training fails in the end.
+    power: float = 1 / 3
+    least_times: float = 0.25
+    most_times: float = 0.6
+    # Of optimizers without a closed form the first steps say little: the length that counts is the
+    # usual one among so many. Their trials are longer, and the other numbers become these.
+    moves: int = 48
+    part_any: float = 0.027
+    longer_any: int = 3
+    power_any: float = 1 / 2
+    most_times_any: float = 1.0
+    # The length of the first of these moves, as a part of that of the weights: next to none.
+    small_move: float = 1e-5
     most_trials: int = 14
     # A loss that changes by less than this part of what could be gained stands still, and at lower
     # rates, too.
     still: float = 1e-3
-    # The advice over the rate that trials favour stays between these: trials survive rates at which
-    # a training fails in the end.
-    least_times: float = 0.25
-    most_times: float = 0.6
     # Warmup is tried over a third of a training of this length.
     warmup_trial: int = 96
     # Where the curvature sets no rate and no step moves the weights.
@@ -284,22 +294,32 @@ def search_rate(
 ) -> TriedRates:
     """Search the rate by trials, from that of the largest guaranteed decrease, `best`, on.
 
-    The rate is a geometric mean of the one that the trials favour, counted twice, and of the one
-    whose first step moves the weights by a fixed part of their length; it is one that was tried, or
-    lies between two.
+    The rate is a geometric mean of the one that the trials favour and of the one at which a step
+    moves the weights by a fixed part of their length; it is one that was tried, or lies between
+    two.
     """
     # A step that is lost in the rounding of the weights has no length.
     moved = setting.first_move(best if 0 < best < math.inf else 1.0)
-    reach = _part_of_length(optimizer) / moved if 0 < moved < math.inf else 0.0
+    part = _part_of_length(optimizer)
+    power = SEARCH.power
+    most_times = SEARCH.most_times
+    if optimizer.rule is None:
+        best = math.nan
+        power = SEARCH.power_any
+        most_times = SEARCH.most_times_any
+        steps *= SEARCH.longer_any
+        if 0 < moved < math.inf:
+            moved = setting.usual_move(SEARCH.small_move / moved, SEARCH.moves) or moved
+    reach = part / moved if 0 < moved < math.inf else 0.0
     search = RateSearch(setting, _starting_rate(optimizer, best, reach), steps)
     chosen = search.run()
-    trials = tuple(search.trials[power] for power in sorted(search.trials))
+    trials = tuple(search.trials[exponent] for exponent in sorted(search.trials))
     if search.longer is not None:
         trials = (*trials, search.longer)
     if not search.learned:
         return TriedRates(trials=trials)
     favoured = search.interpolated(chosen)
-    times = min(max((reach / favoured) ** (1 / 3), SEARCH.least_times), SEARCH.most_times)
+    times = min(max((reach / favoured) ** power, SEARCH.least_times), most_times)
     survivors = [trial.lr for trial in trials if trial.survived]
     rate = min(max(times * favoured, min(survivors)), max(survivors))
     stopped = chosen in (min(search.trials), max(search.trials))
@@ -409,7 +429,9 @@ def _starting_rate(optimizer: rules.OptimizerRule, best: float, reach: float) ->
 
 
 def _part_of_length(optimizer: rules.OptimizerRule) -> float:
-    """Return the length of a good first step, as a part of the length of the weights."""
+    """Return the length of a good step, as a part of the length of the weights."""
+    if optimizer.rule is None:
+        return SEARCH.part_any
     if not isinstance(optimizer.rule, Descent):
         return SEARCH.part_adam
     return SEARCH.part_momentum if optimizer.rule.momentum else SEARCH.part_sgd

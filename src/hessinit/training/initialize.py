@@ -41,6 +41,7 @@ from hessinit.training.weight_trials import (
     has_branches,
     race_,
     read_race_data,
+    search_rate_,
     survive_,
 )
 
@@ -265,6 +266,8 @@ def _find_weights_(
     """Fit weights, make them survive a trial, and race them where there are data."""
     result = fitted.fit_(request)
     used = request
+    if request.lr == "auto" and request.is_adaptive and result.lr is None:
+        result = search_rate_(fitted, result, request)
     if result.lr is not None and (data is None or request.lr != "auto"):
         result, used = survive_(fitted, result, request)
     if data is not None:

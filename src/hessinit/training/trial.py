@@ -368,16 +368,32 @@ class TrialSetting:
 
     def first_move(self, lr: float) -> float:
         """Return the length of the first step over that of all weights, per unit of rate."""
+        return self._moves(lr, [self.batches[0]] * self.setup.accumulate)[0]
+
+    def usual_move(self, lr: float, steps: int) -> float:
+        """Return the median of the last third of so many steps, at a rate that moves little."""
+        moves = self._moves(lr, itertools.islice(self.pieces(), steps * self.setup.accumulate))
+        return statistics.median(moves[2 * steps // 3 :])
+
+    def _moves(self, lr: float, batches: Iterable[Batch]) -> list[float]:
+        """Return the length of each step over that of all weights, per unit of rate."""
+        moves = []
         with self.state.with_stand_ins(self.setup.seed):
             optimizer = self.setup.build(lr)
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-            before = [local_part(weight).clone() for weight in weights]
-            self.setup.make_steps([self.batches[0]] * optimizer.accumulate, optimizer, "trial")
-            pairs = zip(map(local_part, weights), before, strict=True)
-            step = math.hypot(*(float((weight - old).norm()) for weight, old in pairs))
-        step = length_over_ranks(step)
-        length = length_over_ranks(math.hypot(*(float(weight.norm()) for weight in before)))
-        return step / (length * lr) if length else math.inf
+            parts = [local_part(weight) for weight in weights]
+            before = [part.clone() for part in parts]
+            length = length_over_ranks(math.hypot(*(float(old.norm()) for old in before)))
+
+            def add_move(step: int, loss: float) -> None:
+                pairs = list(zip(parts, before, strict=True))
+                move = math.hypot(*(float((part - old).norm()) for part, old in pairs))
+                moves.append(length_over_ranks(move) / (length * lr) if length else math.inf)
+                for part, old in pairs:
+                    old.copy_(part)
+
+            self.setup.make_steps(batches, optimizer, "trial", on_step=add_move)
+        return moves
 
     def pieces(self) -> Iterator[Batch]:
         """Yield the batches of the steps: in turn, or random halves of them."""

@@ -242,7 +242,17 @@ def _search_rate_(
     longer = weights.trial(lr, margin=1.0, steps=LENGTHS.times_longer * SURVIVAL.steps)
     if longer.outcome == LEARNED:
         return replace(result, survival=longer)
-    rule = build_optimizer_rule(weights.training, weights.factory.model)
+    return search_rate_(weights, result, request)
+
+
+def search_rate_(
+    weights: FittedWeights, result: Initialization, request: FitRequest
+) -> Initialization:
+    """Search a rate for the present weights, as `advise` does; put the old ones back if none is."""
+    rule = build_optimizer_rule(weights.training, weights.factory.model, layers="**")
+    if rule.tunes_itself:
+        return replace(result, lr=1.0)
+    lr = result.lr or math.nan
     with prepare_trials(weights.setup, weights.factory.problem.batches) as setting:
         rates = search_rate(setting, rule, lr, LENGTHS.steps)
     if math.isnan(rates.rate):
