@@ -235,12 +235,12 @@ class Ranks:
         self._settled += 1
         store = _store()
         keys = [f"{self._key}/{self._settled}/{rank}" for rank in range(self.size)]
-        reason = "" if failure is None else self._describe(failure)
+        reason = ""
         try:
-            if failure is not None and _is_disconnection(failure):
-                raise failure
-            if reason:
-                store.compare_set(self._key, "", reason)
+            if failure is not None:
+                if _is_disconnection(failure):
+                    raise failure
+                reason = self._describe(failure)
             store.set(keys[self.rank], reason)
             if reason:
                 store.wait(keys, LOCKSTEP.patience)
@@ -248,18 +248,21 @@ class Ranks:
             reasons = [store.get(key).decode() for key in keys]
         except RuntimeError:
             self._has_failed = True
-            raise RankError(self._close()) from failure
+            raise RankError(self._close(reason)) from failure
         first = next(filter(None, reasons), "")
         if first and not all(reasons):
             self._has_failed = True
             raise RankError(first) from failure
 
-    def _close(self) -> str:
-        """Close the connections of this rank, so that none waits for it; return why it ends."""
+    def _close(self, reason: str) -> str:
+        """Close the connections of this rank, so that none waits for it.
+
+        Returns what was the first to end the call: the `reason` of this rank, or that of another.
+        """
         store = _store()
         lost = [rank for rank in range(self.size) if not self._is_connected(rank)]
         end = f"rank {lost[0]} {_ENDED}" if lost else f"some rank {_TIMED_OUT}"
-        reason = f"{self.call} stopped on every rank: {end}."
+        reason = reason or f"{self.call} stopped on every rank: {end}."
         with contextlib.suppress(RuntimeError):  # the store ended with rank 0
             reason = store.compare_set(self._key, "", reason).decode()
             store.set(f"{self._key}/read/{self.rank}", "")
