@@ -119,11 +119,14 @@ def answer(*, fully: bool) -> Callable[[], None]:
         plain, model = network(), sharded(network())
         LOSS(model(own[0]), own[1]).backward()  # gradients of the user's, and their way of a step
         for name in ("sgd", "adamw") if fully else ("adamw",):
-            truth = hessinit.advise(plain, LOSS, batch, optimizer=name, trial_steps=0, distributed="each")
+            training = hessinit.Training(name, clip_norm=0.1)
+            options: Any = {"optimizer": training}
+            truth = hessinit.advise(plain, LOSS, batch, trial_steps=0, distributed="each", **options)
             with Untouched(model):
                 found = hessinit.advise(
-                    model, LOSS, own, optimizer=name, trial_steps=16 * fully, distributed="batch"
+                    model, LOSS, own, trial_steps=16 if fully else 2, distributed="batch", **options
                 )
+            assert "No trial" not in " ".join(found.notes)
             assert found.examples == 48
             assert found.loss == pytest.approx(truth.loss, rel=1e-5)
             assert found.norm.value == pytest.approx(truth.norm.value, rel=1e-3)
