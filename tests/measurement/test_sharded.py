@@ -16,8 +16,9 @@ def test_two_ranks_answer_as_one_process_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.sweep
-def test_two_and_four_ranks_answer_and_fit_as_one_process_does(tmp_path: Path) -> None:
-    run_on_ranks(WORK, "answer_fully", tmp_path, 2, 4)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_answer_and_fit_as_one_process_does(tmp_path: Path, ranks: int) -> None:
+    run_on_ranks(WORK, "answer_fully", tmp_path, ranks)
 
 
 SHARDED = "is sharded: a rank holds only a part of the weights"
