@@ -28,6 +28,7 @@ from hessinit.problem.ranks import calling_ranks, on_all_ranks, tolerating
 from hessinit.problem.sharding import local_part
 
 LOSS = nn.CrossEntropyLoss()
+DEVICE = "cpu"
 
 
 class Middle(nn.Tanh):
@@ -52,19 +53,19 @@ class Counting(nn.Linear):
 
 def network() -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, 5), Middle(), Counting(5, 3))
+    return nn.Sequential(nn.Linear(6, 5), Middle(), Counting(5, 3)).to(DEVICE)
 
 
 def normalized() -> nn.Module:
     """The first weight is free of scale, the others are neighbours in a chain."""
     torch.manual_seed(3)
     parts = (nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
-    return nn.Sequential(*parts)
+    return nn.Sequential(*parts).to(DEVICE)
 
 
 def sharded(model: nn.Module, **options: Any) -> Any:
     """Every layer on all ranks, and the rest of the model: 5 rows on 2 or 4 ranks are unequal shards."""
-    options.setdefault("mesh", init_device_mesh("cpu", (dist.get_world_size(),)))
+    options.setdefault("mesh", init_device_mesh(DEVICE, (dist.get_world_size(),)))
     for layer in model.children():
         if any(True for _ in layer.parameters()):
             fully_shard(layer, **options)
@@ -73,7 +74,7 @@ def sharded(model: nn.Module, **options: Any) -> Any:
 
 def shares(examples: int) -> tuple[Any, Any]:
     """The batch of all ranks, and the part of this one, of the same size on all."""
-    inputs, targets = whole_batch(torch.float32, examples)
+    inputs, targets = (part.to(DEVICE) for part in whole_batch(torch.float32, examples))
     rank, ranks = dist.get_rank(), dist.get_world_size()
     part = slice(rank * examples // ranks, (rank + 1) * examples // ranks)
     return (inputs, targets), (inputs[part], targets[part])
@@ -110,7 +111,7 @@ def assert_same_everywhere(value: Any) -> None:
     assert everywhere == everywhere[:1] * len(everywhere)
 
 
-def answer(*, fully: bool) -> Callable[[], None]:
+def answer(*, fully: bool) -> Callable[[int, int], None]:
     """Every verb, beside the same on the plain model with the examples of all ranks."""
 
     def work(rank: int, ranks: int) -> None:
@@ -154,7 +155,7 @@ def answer(*, fully: bool) -> Callable[[], None]:
         for build, goal in goals:
             initialize(build, goal, batch, own)
 
-    return on_ranks(work)
+    return work
 
 
 def track(plain: nn.Module, model: Any, batch: Any, own: Any) -> None:
@@ -306,8 +307,19 @@ def lose_a_rank() -> Callable[[], None]:
 
 
 def answer_fully() -> Callable[[], None]:
-    return answer(fully=True)
+    return on_ranks(answer(fully=True))
 
 
 def answer_briefly() -> Callable[[], None]:
-    return answer(fully=False)
+    return on_ranks(answer(fully=False))
+
+
+def answer_on_a_gpu() -> Callable[[], None]:
+    def join() -> None:
+        global DEVICE
+        DEVICE = "cuda"
+        dist.init_process_group("nccl")
+        answer(fully=True)(dist.get_rank(), dist.get_world_size())
+        dist.destroy_process_group()
+
+    return join
