@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import DerivativeError, ProblemError, argument
+from hessinit.errors import DerivativeError, ProblemError, WeightsError, argument
 from hessinit.problem import checks
 from hessinit.problem.batches import Batch, map_tensors
 from hessinit.problem.functional import FunctionalProblem, explained_memory
@@ -36,8 +36,6 @@ class InPlaceProblem(FunctionalProblem):
         self._needs_graph = False  # the forward itself differentiates
         self._needs_backward = ranks is not None  # and not `autograd.grad`
         super().__init__(problem)
-        if ranks is not None:
-            ranks.settle()  # before any waits for a rank that refuses its weights
 
     def _find_model(self, problem: Problem) -> nn.Module:
         model = problem.model
@@ -67,6 +65,17 @@ class InPlaceProblem(FunctionalProblem):
         inputs = map_tensors(place, batch.inputs)
         checks.check_finite_inputs(inputs, prefix)
         return Batch(inputs, batch.targets, batch.size)
+
+    def _check_values(self) -> None:
+        if self.ranks is None:
+            return super()._check_values()
+        reason = ""
+        try:
+            super()._check_values()
+        except WeightsError as refusal:
+            reason = str(refusal)
+        for shown in filter(None, self.ranks.exchange(reason)):
+            raise WeightsError(shown)  # on all: a rank holds a part of the weights
 
     def _read_weights(self) -> None:
         self._guarded = False
