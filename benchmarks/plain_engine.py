@@ -127,7 +127,7 @@ def summarize(records: list[dict[str, Any]]) -> dict[str, Any]:
     for curvature in CURVATURES:
         own = [record for record in records if record["curvature"] == curvature]
         rows = [(record, row) for record in own for row in record.get("rows", [])]
-        converged = [(record, row) for record, row in rows if row["converged"] and row["truth"] > 0]
+        converged = [(record, row) for record, row in rows if row["converged"] and row["norm"] > 0]
         part = summary[curvature] = {
             outcome: sum(record["outcome"] == outcome for record in own)
             for outcome in ("measured", "refused", "crashed", "not refused")
@@ -140,7 +140,7 @@ def summarize(records: list[dict[str, Any]]) -> dict[str, Any]:
         }
         for kinks in (False, True):
             errors = [
-                abs(row["norm"] / row["truth"] - 1) for record, row in converged if record["kinks"] == kinks
+                abs(row["truth"] / row["norm"] - 1) for record, row in converged if record["kinks"] == kinks
             ]
             if errors:
                 name = "with kinks" if kinks else "smooth"

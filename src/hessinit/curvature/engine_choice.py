@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hessinit.curvature import derivative_check, lanczos
 from hessinit.curvature.engine import Engine, LanczosEngine, LanczosSettings
@@ -15,11 +15,12 @@ from hessinit.curvature.gram_engine import GramEngine, GramLinearization
 from hessinit.curvature.hessian_engine import HessianEngine
 from hessinit.curvature.loss_hessian import LossFactor, check_curved
 from hessinit.curvature.plain_engine import PlainEvaluation, plain_engine
+from hessinit.curvature.shares import join_shares
 from hessinit.errors import DerivativeError, ProblemError
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.in_place import InPlaceProblem
 from hessinit.problem.problem import Problem
-from hessinit.problem.ranks import Ranks
+from hessinit.problem.ranks import Ranks, lockstep_ranks
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ def exactly_or_plainly(
     if estimator == "plain":
         return work(InPlaceProblem(problem, "estimator='plain' was asked for"))
     if ranks is not None and ranks.sharded:
-        return work(InPlaceProblem(problem, "the weights are sharded", ranks))
+        return work(functional_form(problem))
     try:
         return work(FunctionalProblem(problem))
     except DerivativeError as refusal:
@@ -60,6 +61,20 @@ def exactly_or_plainly(
             return work(InPlaceProblem(problem, f"not by the exact engines, as {reason}"))
         except Exception:
             raise refusal from None
+
+
+def functional_form(problem: Problem) -> FunctionalProblem:
+    """The problem in functional form; that of a sharded model in place."""
+    ranks = lockstep_ranks()
+    if ranks is None:
+        return FunctionalProblem(problem)
+    return InPlaceProblem(problem, "the weights are sharded", ranks)
+
+
+def evaluate_everywhere(problem: FunctionalProblem) -> tuple[list[Evaluation], dict[str, Any]]:
+    """The evaluations; in lockstep with other ranks also loss and examples of all of them."""
+    ranks = lockstep_ranks()
+    return (evaluate(problem), {}) if ranks is None else join_shares(ranks, evaluate(problem))
 
 
 def evaluate(problem: FunctionalProblem) -> list[Evaluation]:

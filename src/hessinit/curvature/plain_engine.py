@@ -26,7 +26,7 @@ from hessinit.curvature.loss_hessian import (
     check_curved,
     factor_loss_hessian,
 )
-from hessinit.errors import DerivativeError, ProblemError, WeightsError, argument
+from hessinit.errors import DerivativeError, ProblemError, RankError, WeightsError, argument
 from hessinit.problem import checks
 from hessinit.problem.batches import Batch
 from hessinit.problem.functional import FirstCall
@@ -187,6 +187,8 @@ class PlainEvaluation(Evaluation):
         try:
             derivative_check.check_loss(self)
             self.output_hessian(torch.ones_like(self._output))
+        except RankError:
+            raise
         except (DerivativeError, RuntimeError):
             self._is_differenced = True
             self._checks_made.clear()
@@ -220,7 +222,10 @@ class PlainEvaluation(Evaluation):
         return self.relative_step * self.sizes[name] <= longest
 
     def lengths(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
-        squares = [tensor.detach().double().square().sum() for tensor in tensors.values()]
+        squares = [
+            torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64).square()
+            for tensor in tensors.values()
+        ]
         totals = self.problem.totals(torch.stack(squares))
         return {name: math.sqrt(total) for name, total in zip(tensors, totals, strict=True)}
 
@@ -255,8 +260,8 @@ class PlainEvaluation(Evaluation):
             gradients = self.problem.pull(self.batch, cotangent, names)
         return _with_zeros(gradients, [self.leaves[name] for name in names])
 
-    def loss_gradients(self) -> tuple[Tensor, ...]:
-        gradients = self.problem.gradients(self.batch, self.scale)
+    def loss_gradients(self, part: Batch | None = None) -> tuple[Tensor, ...]:
+        gradients = self.problem.gradients(part or self.batch, self.scale)
         return _with_zeros(gradients, list(self.leaves.values()))
 
     def gradients_at(self, changes: Mapping[str, Tensor], step: float) -> dict[str, Tensor]:
@@ -502,6 +507,8 @@ class PlainEngine(LanczosEngine):
         rounding = RULES.caution * operator.rounding_along(vector, norm)
         second = PlainCurvature(self._plain, names, self._curvature, RULES.second)
         off = abs(abs(second.along(vector)) - norm) if norm else 0.0
+        if off > RULES.wrong * norm + rounding and self._curvature == "hessian":
+            raise DerivativeError(*_KINKS)
         if off > 3 * RULES.wrong_layer * norm + rounding and self._curvature != "hessian":
             first = abs(operator.along(vector))
             if abs(abs(first - norm) - off) < RULES.second * off:
@@ -543,6 +550,14 @@ class PlainEngine(LanczosEngine):
     def _start(self, names: Sequence[str]) -> lanczos.Start | None:
         is_whole = self._plain[0].problem.ranks is None
         return super()._start(names) if is_whole and self._curvature != "hessian" else None
+
+
+_KINKS = (
+    "the gradient jumps, as with ReLU, max pooling or rounding in 16 bits: its differences are no "
+    + "second derivatives. Measure ",
+    argument("curvature", "gauss-newton"),
+    ".",
+)
 
 
 def plain_engine(
@@ -599,7 +614,7 @@ def _check_layers(evaluation: PlainEvaluation, names: Sequence[str]) -> None:
             by_differences, squared_rounding = totals
             by_backward = lengths[name] ** 2
             step = evaluation.step_along({name: along}, factor) or 1.0
-            rounding = RULES.caution * math.sqrt(squared_rounding) / step
+            rounding = 2 * RULES.caution * math.sqrt(squared_rounding) / step
             allowed = rounding + RULES.wrong_layer * by_backward
             if abs(by_differences - by_backward) <= RULES.wrong_layer * by_backward:
                 break
@@ -633,9 +648,4 @@ def _refuse_kinks(evaluation: PlainEvaluation) -> None:
         return math.sqrt(of_bends / of_slopes) if of_slopes else 0.0
 
     if bend(1.0) > RULES.most_kinked and bend(RULES.second) > RULES.most_kinked:
-        raise DerivativeError(
-            "the gradient jumps, as with ReLU, max pooling or rounding in 16 bits, so its "
-            "differences are not the exact Hessian. Measure ",
-            argument("curvature", "gauss-newton"),
-            ".",
-        )
+        raise DerivativeError(*_KINKS)

@@ -207,8 +207,8 @@ def _check_exchangeable(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter and parameter.dtype in (torch.int8, torch.uint8):
             raise DerivativeError(
-                f"{name} is quantized ({type(parameter).__name__}), with scales beside its numbers, "
-                "and cannot be exchanged."
+                f"{name} is quantized ({type(parameter).__name__}), with scales beside its "
+                "numbers, and cannot be exchanged."
             )
 
 

@@ -314,6 +314,20 @@ class FunctionalProblem:
     def examples(self) -> int:
         return sum(batch.size for batch in self.batches)
 
+    def weights_of_forward(self) -> dict[str, Tensor]:
+        """The tensors that the forward sees as the parameters."""
+        return {**self.leaves, **self.constants}
+
+    def output_at_factors(self, batch: Batch, factors: Mapping[str, float]) -> Tensor:
+        """The output with these factors on the parameters."""
+        weights = self.weights_of_forward()
+        scaled = {name: weight * factors.get(name, 1.0) for name, weight in weights.items()}
+        return self.output(batch, weights=scaled)
+
+    def totals(self, numbers: Tensor) -> list[float]:
+        """The numbers; in place on ranks in lockstep, their sums over the ranks."""
+        return numbers.tolist()
+
     @property
     def rows(self) -> int:
         return sum(batch.rows for batch in self.batches)

@@ -17,7 +17,7 @@ from hessinit.problem.functional import FirstCall, FunctionalProblem, explained_
 from hessinit.problem.preserve import StandIns, copies_beside, untouched_random_state
 from hessinit.problem.problem import Problem
 from hessinit.problem.ranks import Ranks, tolerating
-from hessinit.problem.sharding import is_dtensor, local_part, reshard
+from hessinit.problem.sharding import gathered_parameters, is_dtensor, local_part, reshard
 
 _BACKWARD_ONLY = re.compile(r"compatible with \.grad\(\)")  # what reentrant checkpoints say
 
@@ -37,6 +37,8 @@ class InPlaceProblem(FunctionalProblem):
         self._needs_graph = False  # the forward itself differentiates
         self._needs_backward = ranks is not None  # and not `autograd.grad`
         super().__init__(problem)
+        if ranks is not None:
+            ranks.settle()  # before any waits for a rank that refuses its weights
 
     def _find_model(self, problem: Problem) -> nn.Module:
         model = problem.model
@@ -263,6 +265,20 @@ class InPlaceProblem(FunctionalProblem):
             for name, values in saved.items():
                 self.leaves[name].data.copy_(values)
             torch.clear_autocast_cache()
+
+    def weights_of_forward(self) -> dict[str, Tensor]:
+        return gathered_parameters(self.model)
+
+    def output_at_factors(self, batch: Batch, factors: Mapping[str, float]) -> Tensor:
+        parts = {name: local_part(self._parameters[name]) for name in factors}
+        saved = {name: part.clone() for name, part in parts.items()}
+        try:
+            for name, part in parts.items():
+                part.mul_(factors[name])
+            return self.output_without_graph(batch)
+        finally:
+            for name, values in saved.items():
+                parts[name].copy_(values)
 
     def output_without_graph(self, batch: Batch) -> Tensor:
         """The output, by a forward without a graph unless the forward itself differentiates."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from hessinit.errors import ProblemError
+from hessinit.problem.sharding import is_dtensor, is_sharded, local_part, reshard
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -210,6 +211,8 @@ class UserState:
     def __init__(self, *roots: Any, beside: UserState | None = None) -> None:
         """What `beside` has found is excluded; `meets_it` says whether `roots` reach any of it."""
         excluded: dict[int, Any] = {} if beside is None else beside._known
+        self._sharded = [root for root in roots if isinstance(root, nn.Module) and is_sharded(root)]
+        self._reshard()
         reached, self.meets_it = _reachable(roots, _belongs_to_the_function, excluded)
         self._known: dict[int, Any] = {**excluded, **reached}
         objects = list(reached.values())
@@ -263,13 +266,19 @@ class UserState:
 
     def restore(self) -> None:
         """Put back what every container, object and closure held, not the content of tensors."""
+        self._reshard()
         for holder in (*self._holders, *self._resting):
             holder.restore()
+
+    def _reshard(self) -> None:
+        """Let FSDP2 itself exchange the weights that it has gathered for its shards."""
+        for model in self._sharded:
+            reshard(model)
 
 
 @dataclass(frozen=True)
 class _ParameterState:
-    """A parameter and what training changes of it."""
+    """A parameter, or the shard of this rank, and what training changes of it."""
 
     parameter: nn.Parameter
     data: Tensor
@@ -279,13 +288,15 @@ class _ParameterState:
 
     @classmethod
     def of(cls, parameter: nn.Parameter) -> _ParameterState:
-        data = parameter.data
+        data = local_part(parameter) if is_dtensor(parameter) else parameter.data
         return cls(parameter, data, data.clone(), parameter.grad, parameter.requires_grad)
 
     def restore(self, values: Tensor | None = None) -> None:
         parameter = self.parameter
-        parameter.data = self.data
-        self.data.copy_(self.values if values is None else values)
+        if not is_dtensor(parameter):
+            parameter.data = self.data
+        # FSDP2 may move a shard at the first forward.
+        local_part(parameter).copy_(self.values if values is None else local_part(values))
         parameter.grad = self.grad
         parameter.requires_grad_(self.requires_grad)
 

@@ -56,6 +56,7 @@ _SAME_ON_ALL_RANKS = {
     "everywhere",
     "values": "all ranks must hold the same values; broadcast them first, as "
     "DistributedDataParallel does",
+    "number": "the ranks of a sharded model run each batch together; pass as many on every rank",
     "batch": 'with distributed="layers" all ranks must pass the same batch; for shares choose '
     '"batch"',
 }
@@ -364,6 +365,8 @@ class Ranks:
             if isinstance(option, _COMPARED_TYPES) and name not in _NOT_COMPARED
         }
         facts |= _describe_model(model, same_weights)
+        if self.sharded:
+            facts["number", "the number of batches"] = str(len(batches))
         if self.split == "layers":
             pairs = [(batch.inputs, batch.targets) for batch in batches]
             facts["batch", "the batch"] = _digest(tensors_in(pairs))
@@ -413,16 +416,45 @@ def mean_over_ranks(loss: Tensor) -> Tensor:
     return loss if ranks is None else ranks.sum(ranks.share * loss)
 
 
-@contextlib.contextmanager
-def tolerating(*failures: type[Exception]) -> Iterator[None]:
-    """Go on after these failures, where ranks in lockstep if all of them fail alike."""
-    try:
-        yield
-    except RankError:
-        raise
-    except failures as failure:
-        if (ranks := lockstep_ranks()) is not None:
-            ranks.settle(failure)
+def smallest_over_ranks(number: float) -> float:
+    """Return the smallest of the numbers of all ranks in lockstep; else the number itself."""
+    ranks = lockstep_ranks()
+    return number if ranks is None else -float(ranks.max(torch.tensor(-float(number))))
+
+
+def on_any_rank(condition: bool) -> bool:
+    """Whether the condition holds on any of the ranks in lockstep, or here without them."""
+    return not smallest_over_ranks(not condition)
+
+
+def length_over_ranks(length: float) -> float:
+    """Return the length of a vector from that of this rank's part, where ranks are in lockstep."""
+    ranks = lockstep_ranks()
+    return length if ranks is None else float(ranks.sum(torch.tensor(length).square()).sqrt())
+
+
+def require_alike(failure: Exception) -> None:
+    """Return where every rank in lockstep has failed here, or none is; else end the call on all."""
+    if isinstance(failure, RankError):
+        raise failure
+    if (ranks := lockstep_ranks()) is not None:
+        ranks.settle(failure)
+
+
+class tolerating:  # noqa: N801 (as contextlib.suppress)
+    """Go on after these failures, ranks in lockstep only where all of them fail alike."""
+
+    def __init__(self, *failures: type[Exception]) -> None:
+        self._failures = failures
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, failure: BaseException | None, trace: Any) -> bool:
+        if not isinstance(failure, self._failures):
+            return False
+        require_alike(failure)
+        return True
 
 
 def on_all_ranks(
@@ -539,8 +571,12 @@ def _store() -> Any:
 
 
 def _is_disconnection(failure: BaseException) -> bool:
-    return isinstance(failure, RankError) or (
-        isinstance(failure, RuntimeError) and _DISCONNECTED.search(str(failure)) is not None
+    """Whether torch lost a connection, or that is the cause."""
+    cause = failure.__cause__
+    return (
+        isinstance(failure, RankError)
+        or (isinstance(failure, RuntimeError) and _DISCONNECTED.search(str(failure)) is not None)
+        or (cause is not None and _is_disconnection(cause))
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hessinit.errors import ProblemError
@@ -42,6 +45,56 @@ def reshard(model: nn.Module) -> None:
         if state._is_root and hasattr(module, "reset_iter_state"):  # since torch 2.12
             module.reset_iter_state()
         module.reshard()
+
+
+def shard_of(whole: Tensor, parameter: Any) -> Tensor:
+    """The part of a whole weight that this rank holds of the sharded parameter."""
+    (placement,) = parameter.placements
+    rank = parameter.device_mesh.get_local_rank()
+    pieces = whole.chunk(parameter.device_mesh.size(), placement.dim)
+    return pieces[rank] if rank < len(pieces) else whole.narrow(placement.dim, 0, 0)
+
+
+def gathered_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors that take the place of shards in a forward, by name; they are empty until then.
+
+    One layer is gathered at a time.
+    """
+    gathered: dict[str, Tensor] = dict(model.named_parameters())
+    modules: list[Any] = [module for module in model.modules() if _is_fsdp2(module)]
+    for module in modules:
+        module.unshard()
+        now = model.named_parameters()
+        gathered |= {name: weight for name, weight in now if not is_dtensor(weight)}
+        module.reshard()
+    return gathered
+
+
+def in_shape_of(tensor: Tensor) -> Tensor:
+    """A copy; of a sharded tensor zeros of its whole shape, which take no memory."""
+    if not is_dtensor(tensor):
+        return tensor.detach().clone()
+    return torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+
+
+@contextlib.contextmanager
+def without_gathering(model: nn.Module) -> Iterator[None]:
+    """Let the forward use the weights that it finds in the modules, without FSDP2's hooks."""
+    modules = model.modules()
+    tables: list[Any] = [
+        table for part in modules for table in (part._forward_pre_hooks, part._forward_hooks)
+    ]
+    hooks = [dict(table) for table in tables]
+    try:
+        for table in tables:
+            for key, hook in list(table.items()):
+                if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
+                    del table[key]
+        yield
+    finally:
+        for table, entries in zip(tables, hooks, strict=True):
+            table.clear()
+            table.update(entries)
 
 
 def check_whole_weights(model: nn.Module) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.engine_choice import build_engine, evaluate
+from hessinit.curvature.engine_choice import build_engine, evaluate_everywhere, functional_form
 from hessinit.curvature.evaluation import Evaluation, in_gradients, loss_gradient
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import (
@@ -36,7 +36,7 @@ from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import on_all_ranks
+from hessinit.problem.ranks import length_over_ranks, on_all_ranks, require_alike
 from hessinit.results import advice as results
 from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_warmup
 from hessinit.results.curvature_report import MATRICES, Estimate
@@ -104,15 +104,16 @@ def advise(
     )
     training = Training.of(optimizer)
     rule = rules.build_optimizer_rule(training, problem.model, lr=lr, layers=problem.layers)
-    measured = FunctionalProblem(replace(problem, layers=sorted(rule.rates) or problem.layers))
+    measured = functional_form(replace(problem, layers=sorted(rule.rates) or problem.layers))
     with measured.settings():
-        evaluations = evaluate(measured)
+        evaluations, of_all = evaluate_everywhere(measured)
         limit = _find_limit(rule, evaluations, curvature, search, needed=not trial_steps)
-        facts = _facts_of(measured, evaluations, curvature)
+        facts = _facts_of(measured, evaluations, curvature, of_all)
         facts["notes"] += (*rule.notes, *note_uncounted(measured, rule.moved), *limit.notes)
         whole = loss_gradient(evaluations)
         gradient = whole.seconds
         length = math.hypot(*(float(part.norm()) for part in whole.by_leaf.values()))
+        length = length_over_ranks(length)
     rates = None
     warmup = None
     if trial_steps and not rule.tunes_itself:
@@ -126,6 +127,7 @@ def advise(
             raise
         # What can be measured need not be trainable, as an RNN in eval mode.
         except Exception as failure:
+            require_alike(failure)
             facts["notes"] += (
                 f"No trial of the learning rate, as a training step failed: {failure}",
             )
@@ -172,10 +174,13 @@ def _find_limit(
 
 
 def _facts_of(
-    problem: FunctionalProblem, evaluations: Sequence[Evaluation], curvature: str
+    problem: FunctionalProblem,
+    evaluations: Sequence[Evaluation],
+    curvature: str,
+    of_all: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the fields of the advice that describe the problem."""
-    shared = facts_of(problem, evaluations)
+    """Return the fields of the advice that describe the problem, in a job that of all ranks."""
+    shared = {**facts_of(problem, evaluations), **of_all}
     return {
         "curvature": curvature,
         **{name: shared[name] for name in ("loss", "examples", "versions")},

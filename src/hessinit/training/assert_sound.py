@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from hessinit.present import to_text, words
 from hessinit.problem.checks import unwrap
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import on_all_ranks
+from hessinit.problem.ranks import on_all_ranks, tolerating
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent, LearningRateAdvice
 from hessinit.results.curvature_report import (
     LEARN_ALL_THE_SAME,
@@ -263,7 +262,7 @@ def _try_rate(
     """Return a trial at the optimizer's rate (None if no step succeeds), and the loss's range."""
     assert rule.lr is not None
     setup = TrainingSetup.of(problem, Training.of(optimizer))
-    with contextlib.suppress(RuntimeError), prepare_trials(setup, problem.batches) as setting:
+    with tolerating(RuntimeError), prepare_trials(setup, problem.batches) as setting:
         return setting.train(rule.lr, patient=True), setting.setup.loss_range
     return None, UNKNOWN
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from hessinit.curvature.evaluation import gradient_seconds, in_gradients
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, argument
@@ -24,7 +25,7 @@ from hessinit.problem import checks
 from hessinit.problem.batches import read_batches
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
+from hessinit.problem.ranks import Ranks, lockstep_ranks, on_all_ranks, share_weights
 from hessinit.progress import OnProgress, check_progress, report_progress
 from hessinit.results.advice import Descent
 from hessinit.results.curvature_report import CurvatureReport
@@ -81,10 +82,12 @@ def _on_first_rank(
         return result, result.applied
 
     result, applied = ranks.first(work_and_tell, last=True)
-    share_weights(inside)
+    if not ranks.sharded:
+        share_weights(inside)
     if not applied:
         return result
-    return replace(result, _go_back=old, _save_weights=partial(_save_weights, inside))
+    save = None if ranks.sharded else partial(_save_weights, inside)
+    return replace(result, _go_back=old, _save_weights=save)
 
 
 @uninterrupted
@@ -156,7 +159,9 @@ def initialize_(
     check_progress(progress)
     checks.check_switches(dry_run=dry_run, overwrite=overwrite)
     model = checks.unwrap(problem.model)
-    checks.check_present(model)
+    checks.check_present(model, sharded=lockstep_ranks() is not None)
+    if lockstep_ranks() is not None:
+        _refuse_sharded(model, data)
     if data is not None and lr is None:
         raise ProblemError(
             "data= asks for a race, which trains at a learning rate; pass lr=, such as 0.1, or "
@@ -198,6 +203,20 @@ def initialize_(
         restore()
         return result
     return replace(result, _go_back=restore, _save_weights=partial(_save_weights, model))
+
+
+def _refuse_sharded(model: nn.Module, data: Any) -> None:
+    """Refuse what is not done with a sharded model."""
+    if data is not None:
+        raise ProblemError(
+            "data= asks for a race, and the weights of a sharded model are not raced; leave it out."
+        )
+    names = [name for name, part in model.named_modules() if parametrize.is_parametrized(part)]
+    if names:
+        raise ProblemError(
+            f"{names[0] or 'the model'} is parametrized, and a sharded weight is written as it is "
+            "stored; initialize before fully_shard."
+        )
 
 
 def _with_batch_read(problem: Problem) -> Problem:
@@ -258,6 +277,8 @@ def _find_weights_(
 
 def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initialization:
     """Return the result and its reports with their cost in gradients, if one can be timed."""
+    if lockstep_ranks() is not None:  # their clocks differ
+        return result
     gradient = None
     with contextlib.suppress(ProblemError):  # for weights that are not finite
         problem = factory.functional()

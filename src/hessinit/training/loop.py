@@ -22,6 +22,8 @@ from hessinit.problem import checks
 from hessinit.problem.batches import Batch, map_tensors, part_of, read_batches, tensors_in
 from hessinit.problem.preserve import uninterrupted, untouched_random_state, untouched_sources
 from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.ranks import mean_over_ranks, on_any_rank, require_alike
+from hessinit.problem.sharding import local_part
 from hessinit.problem.substitutes import in_mode
 from hessinit.results.track_record import Tracking
 from hessinit.training.optimizers import AnyOptimizer, Stepper, Training, Warmup
@@ -308,6 +310,7 @@ def train(
         try:
             losses.append(_add_gradients(model, loss, parts, forward, optimizer))
         except Exception as raised:
+            require_alike(raised)
             # Some functions refuse nan and inf instead of passing them on.
             is_out_of_memory = isinstance(raised, torch.OutOfMemoryError)
             if is_out_of_memory or not _caused_by_weights(model, build, loss, parts[0], forward):
@@ -342,13 +345,13 @@ def _add_gradients(
     for part in parts:
         value = evaluate_loss(model, loss, part, forward)
         checks.check_loss_value(value)
-        losses.append(value.item())
+        losses.append(mean_over_ranks(value).item())
         if not math.isfinite(losses[-1]):
             break
         (value / len(parts) if len(parts) > 1 else value).backward()
         if optimizer.averages:
             with optimizer.evaluating():
-                losses[-1] = evaluate_loss(model, loss, part, forward).item()
+                losses[-1] = mean_over_ranks(evaluate_loss(model, loss, part, forward)).item()
     return statistics.fmean(losses)
 
 
@@ -368,7 +371,8 @@ def _caused_by_weights(
     batch: tuple[Any, Any],
     forward: Forward | None,
 ) -> bool:
-    if all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+    parts = map(local_part, model.parameters())
+    if not on_any_rank(not all(bool(torch.isfinite(part).all()) for part in parts)):
         if build is None:
             return False
         try:

@@ -32,6 +32,8 @@ from hessinit.curvature.preconditioner import (
 )
 from hessinit.errors import ProblemError, argument
 from hessinit.problem import checks
+from hessinit.problem.ranks import lockstep_ranks
+from hessinit.problem.sharding import local_part
 from hessinit.results.advice import Descent, check_rate
 from hessinit.results.curvature_report import Estimate
 from hessinit.training.optimizers import (
@@ -129,7 +131,7 @@ class OptimizerRule:
             if moment is None:  # there was no gradient yet
                 pieces.append(torch.full_like(leaf, math.inf).detach())
                 continue
-            corrected = moment / (1 - self.rule.beta2 ** float(state["step"]))
+            corrected = local_part(moment) / (1 - self.rule.beta2 ** float(state["step"]))
             root = corrected.detach().to(leaf).sqrt()
             pieces.append(torch.where(root > 0, root + self.rule.eps, math.inf).detach())
         return operators.join(pieces)
@@ -231,15 +233,18 @@ def _limit_of_response(
     """
     problem = evaluations[0].problem
     parameters = [problem.model.get_parameter(name) for name in problem.leaves]
-    gradients = minibatch_gradients(evaluations, RESPONSE.most_gradients)
     largest = max(
         float(group["lr"]) for part in optimizer.optimizers for group in part.param_groups
     )
     norm = Estimate(math.nan, 0.0, True, "its learning rate is 0")
     if optimizer.tunes_itself:
         norm = replace(norm, reason="it finds its learning rate itself")
-    if not largest > 0 or optimizer.tunes_itself:
+    is_sharded = lockstep_ranks() is not None
+    if is_sharded:
+        norm = replace(norm, reason="the response of its steps to shards is not measured")
+    if not largest > 0 or optimizer.tunes_itself or is_sharded:
         return StabilityLimit(math.nan, math.nan, norm, None)
+    gradients = minibatch_gradients(evaluations, RESPONSE.most_gradients)
     try:
         stepping = OptimizerCopy(optimizer.optimizers, parameters)
         step = warm_up(stepping, gradients, RESPONSE.warm_steps) / largest

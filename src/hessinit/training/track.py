@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.engine_choice import build_engine, evaluate
+from hessinit.curvature.engine_choice import build_engine, evaluate_everywhere, functional_form
 from hessinit.curvature.evaluation import in_gradients, loss_gradient
-from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number, choose
+from hessinit.errors import EdgeOfStabilityWarning, ProblemError, RankError, check_number, choose
 from hessinit.measurement.facts import (
     in_running_order,
     note_unchecked,
@@ -42,7 +43,7 @@ from hessinit.problem.checks import (
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
+from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks, require_alike
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.curvature_report import MATRICES
 from hessinit.results.initialization import Initialization
@@ -361,6 +362,8 @@ class Tracker:
         except Exception as failure:  # whatever it is, training goes on
             if must_succeed:
                 raise
+            with contextlib.suppress(RankError):  # told to rank 0, whose point is all ranks'
+                require_alike(failure)
             unknown = ("loss", "norm", "error", "stable_learning_rate")
             fields = {**dict.fromkeys(unknown, math.nan), "converged": False}
             note = str(failure) or type(failure).__name__
@@ -485,7 +488,7 @@ class _Subject:
 
     def _functional(self, rule: rules.OptimizerRule, check: bool) -> FunctionalProblem:
         layers = sorted(rule.rates) or self.problem.layers
-        return FunctionalProblem(replace(self.problem, layers=layers, check=check))
+        return functional_form(replace(self.problem, layers=layers, check=check))
 
     def check(self, rate: float | None) -> tuple[float, dict[str, Any]]:
         """Refuse what cannot be measured; return the seconds of a gradient, and facts.
@@ -495,7 +498,7 @@ class _Subject:
         rule = self.read_optimizer(rate)
         problem = self._functional(rule, self.problem.check)
         with problem.settings():
-            evaluations = evaluate(problem)
+            evaluations, of_all = evaluate_everywhere(problem)
             if problem.check:
                 build_engine(evaluations, self.settings.curvature, self.lanczos)
             notes = [*notes_on(problem, evaluations), *note_unchecked(problem.check), *rule.notes]
@@ -503,7 +506,7 @@ class _Subject:
                 notes += note_uncounted(problem, rule.moved)
             facts = {
                 "optimizer": rule.name,
-                "examples": problem.examples,
+                "examples": of_all.get("examples", problem.examples),
                 "notes": tuple(notes),
                 "versions": versions_of(problem),
             }
@@ -514,7 +517,7 @@ class _Subject:
         problem = self._functional(rule, check=False)
         curvature = self.settings.curvature
         with problem.settings():
-            evaluations = evaluate(problem)
+            evaluations, of_all = evaluate_everywhere(problem)
             engine = build_engine(evaluations, curvature, self.lanczos)
             names = list(problem.leaves)
             layers = {}
@@ -537,10 +540,9 @@ class _Subject:
                 )
                 stable = limit.stable
                 products += limit.products
+            loss = sum(evaluation.loss_value * evaluation.weight for evaluation in evaluations)
             fields = {
-                "loss": sum(
-                    evaluation.loss_value * evaluation.weight for evaluation in evaluations
-                ),
+                "loss": of_all.get("loss", loss),
                 "norm": extremes.norm.value,
                 "error": extremes.norm.error,
                 "converged": extremes.norm.converged,

@@ -22,6 +22,14 @@ from hessinit.problem.batches import Batch, part_of, read_batches
 from hessinit.problem.checks import unwrap
 from hessinit.problem.preserve import ModelState, untouched_model
 from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.ranks import (
+    length_over_ranks,
+    lockstep_ranks,
+    mean_over_ranks,
+    on_any_rank,
+    tolerating,
+)
+from hessinit.problem.sharding import local_part
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop, optimizers
 from hessinit.training.loop import (
@@ -373,15 +381,16 @@ class TrialSetting:
         with self.state.with_stand_ins(self.setup.seed):
             optimizer = self.setup.build(lr)
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-            before = [weight.detach().clone() for weight in weights]
-            length = math.hypot(*(float(weight.norm()) for weight in before))
+            parts = [local_part(weight) for weight in weights]
+            before = [part.clone() for part in parts]
+            length = length_over_ranks(math.hypot(*(float(old.norm()) for old in before)))
 
             def add_move(step: int, loss: float) -> None:
-                pairs = list(zip(weights, before, strict=True))
-                move = math.hypot(*(float((weight.detach() - old).norm()) for weight, old in pairs))
-                moves.append(move / (length * lr) if length else math.inf)
-                for weight, old in pairs:
-                    old.copy_(weight.detach())
+                pairs = list(zip(parts, before, strict=True))
+                move = math.hypot(*(float((part - old).norm()) for part, old in pairs))
+                moves.append(length_over_ranks(move) / (length * lr) if length else math.inf)
+                for part, old in pairs:
+                    old.copy_(part)
 
             self.setup.make_steps(batches, optimizer, "trial", on_step=add_move)
         return moves
@@ -398,10 +407,12 @@ def prepare_trials(setup: TrainingSetup, batches: Sequence[Batch]) -> Iterator[T
     """Prepare trials on halves of the batch; several, or an indivisible one, are taken whole."""
     with torch.inference_mode(False), torch.enable_grad(), setup.untouched() as state:
         setting = TrialSetting(setup, state, batches)
-        with contextlib.suppress(*BATCH_REFUSALS):
+        with tolerating(*BATCH_REFUSALS):
             setting = _with_first_loss(setting)
-        if len(batches) == 1 and batches[0].size >= FEWEST_TO_HALVE:
-            with contextlib.suppress(*BATCH_REFUSALS):
+        ranks = lockstep_ranks()
+        few = len(batches) > 1 or batches[0].size * (ranks.size if ranks else 1) < FEWEST_TO_HALVE
+        if not on_any_rank(few):
+            with tolerating(*BATCH_REFUSALS):
                 halved = replace(setting, order=order_by_content(batches[0], setup.seed))
                 if _accepts_half(halved):
                     setting = halved
@@ -413,7 +424,7 @@ def _with_first_loss(setting: TrialSetting) -> TrialSetting:
     setup = setting.setup
     with setting.state.with_stand_ins(setup.seed):
         output, batch = setup.output_of(setting.batches[0])
-        first_loss = setup.loss(output, batch.targets).item()
+        first_loss = mean_over_ranks(setup.loss(output, batch.targets)).item()
     loss_range = find_loss_range(
         lambda free, copied: setup.loss(free, copied.targets), output, [batch]
     )
@@ -436,7 +447,7 @@ def _accepts_half(setting: TrialSetting) -> bool:
     of_half = together[alone != 0]
     ratio = (alone * together).sum() / of_half.square().sum()
     is_sum = bool(of_half.any()) and float(ratio) < 1.5
-    return bool(value.isfinite()) and not is_sum
+    return not on_any_rank(is_sum or not value.isfinite())
 
 
 @torch.inference_mode(False)
@@ -455,7 +466,7 @@ def try_weights(setup: TrainingSetup, batch: Any, lr: float, steps: int) -> Tria
     for pieces in (halves, batches):
         # Half of the examples may be no batch, as of a graph. The whole one then decides alone.
         refusals = BATCH_REFUSALS if pieces is halves else ()
-        with contextlib.suppress(*refusals), setup.untouched() as state:
+        with tolerating(*refusals), setup.untouched() as state:
             training = ShortTraining(setup, state, lr, "present weights")
             in_turn = itertools.islice(itertools.cycle(pieces), steps)
             training.train(in_turn, purpose="steps from 0")
