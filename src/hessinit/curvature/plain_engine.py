@@ -351,7 +351,8 @@ class PlainEvaluation(Evaluation):
                 "the backward of the model is not the derivative of its forward: along a random "
                 f"direction they differ by {100 * deviations[best]:.0f} %. If it differs on "
                 "purpose (a straight-through estimator, gradient reversal, a stopped gradient), "
-                "there is no curvature."
+                "there is no curvature; if rounding hides how little the output changes, hold "
+                "the model in float64."
             )
         order = enumerate(zip(names, gradients, strict=True))
         return best, {name: None if part is None else number for number, (name, part) in order}
@@ -554,7 +555,7 @@ class PlainEngine(LanczosEngine):
 
 _KINKS = (
     "the gradient jumps, as with ReLU, max pooling or rounding in 16 bits: its differences are no "
-    + "second derivatives. Measure ",
+    "second derivatives. Measure ",
     argument("curvature", "gauss-newton"),
     ".",
 )
@@ -604,7 +605,9 @@ def _check_layers(evaluation: PlainEvaluation, names: Sequence[str]) -> None:
     pulled = evaluation.pull(names, cotangent * evaluation.scale)
     gradients = dict(zip(names, pulled, strict=True))
     lengths = evaluation.lengths(gradients)
-    noise = (cotangent * evaluation.output_noise).double().square().sum()
+    digit = torch.finfo(evaluation.output.dtype).eps * evaluation.output
+    noises = (evaluation.output_noise, digit)
+    noise = torch.stack([(cotangent * part).double().square().sum() for part in noises]).sum()
     for name, gradient in gradients.items():
         along = gradient if lengths[name] else evaluation.random_changes()[name]
         for factor in (1.0, RULES.longer):
