@@ -173,6 +173,12 @@ class PlainEvaluation(Evaluation):
                 "the model's output changes from call to call under the same random numbers, so "
                 "there is no single curvature: make it deterministic."
             )
+        repeated = float(self.problem.loss_of(self._output, self.batch).detach())
+        if abs(repeated - self.loss_value) > RULES.agreement * abs(self.loss_value):
+            raise ProblemError(
+                "the loss changes from call to call on the same output, so there is no single "
+                "curvature: make it a function of its two arguments and of the model."
+            )
 
     _is_differenced = False
     is_one_sided = False  # differences from the output here, which save a forward
@@ -345,11 +351,14 @@ class PlainEvaluation(Evaluation):
             deviations[step] = abs(by_differences - by_backward) / scale if scale else 0.0
             if deviations[step] <= RULES.agreement:
                 break
-        best = min(deviations, key=lambda step: deviations[step])
-        if not deviations[best] <= RULES.wrong:
+        least = min(deviations.values())
+        # Rounding and kinks differ from step to step, another derivative does not.
+        is_constant = RULES.wrong_layer < least and max(deviations.values()) < 2 * least
+        best = min(step for step, deviation in deviations.items() if deviation <= 2 * least)
+        if is_constant or not least <= RULES.wrong:
             raise DerivativeError(
                 "the backward of the model is not the derivative of its forward: along a random "
-                f"direction they differ by {100 * deviations[best]:.0f} %. If it differs on "
+                f"direction they differ by {100 * least:.0f} %. If it differs on "
                 "purpose (a straight-through estimator, gradient reversal, a stopped gradient), "
                 "there is no curvature; if rounding hides how little the output changes, hold "
                 "the model in float64."
@@ -554,8 +563,7 @@ class PlainEngine(LanczosEngine):
 
 
 _KINKS = (
-    "the gradient jumps, as with ReLU, max pooling or rounding in 16 bits: its differences are no "
-    "second derivatives. Measure ",
+    "the gradient jumps, as by ReLU or rounding in 16 bits, which differences do not see; measure ",
     argument("curvature", "gauss-newton"),
     ".",
 )
@@ -575,6 +583,13 @@ def plain_engine(
     else:
         rank = _rank_of(plain)
         for evaluation in plain:
+            if evaluation.adds_to_loss:
+                raise DerivativeError(
+                    "the loss depends on weights not only through the model's output, by a penalty "
+                    "or an auxiliary loss, and Gauss-Newton leaves that out; measure ",
+                    argument("curvature", "hessian"),
+                    ", which counts it.",
+                )
             check_curved(evaluation)
             evaluation.is_one_sided = settings.tolerance >= RULES.one_sided_from
     return PlainEngine(plain, curvature, settings, reason, rank)

@@ -470,24 +470,13 @@ class _Measurement:
         derivative_check.check_answer(evaluations, vector, whole)
         if in_place:
             note = "Signals through the layers were not judged: the plain engine sees none of them."
-            notes = (*report.notes, *_note_added(evaluations, curvature), note)
-            report = replace(report, notes=notes)
+            report = replace(report, notes=(*report.notes, note))
         elif not by_examples:  # of a share, no rank knows all activations
             judged = judge_signals(problem, evaluations, rows, gradient, diagnostics or None)
             report = replace(report, **judged)
         seconds = problem.clock() - self.started
         cost = in_gradients(seconds, gradient.seconds)
         return replace(report, seconds=seconds, gradients=cost)
-
-
-def _note_added(evaluations: Sequence[Evaluation], curvature: str) -> Iterator[str]:
-    names = [evaluation.adds_to_loss for evaluation in evaluations if evaluation.adds_to_loss]
-    if names and curvature != "hessian":
-        yield (
-            f"The loss also depends on weights beside the model's output ({names[0]} …), as by an "
-            "auxiliary loss or a penalty: Gauss-Newton leaves that part out; curvature='hessian' "
-            "counts it."
-        )
 
 
 def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) -> None:

@@ -501,7 +501,9 @@ def check_graph(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> Non
             f"the loss depends on {name} not only through the model's output: by a penalty, by an "
             "auxiliary loss that the forward keeps in an attribute, or by a layer that the loss "
             "uses, too. Leave a penalty out (c·‖w‖² adds 2c to every eigenvalue of the exact "
-            "Hessian); return anything else as a further column of the output (",
+            "Hessian), or measure ",
+            argument("curvature", "hessian"),
+            ", which counts it, or return anything else as a further column of the output (",
             argument("forward"),
             ") and take it from there in the loss.",
         )

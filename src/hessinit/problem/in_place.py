@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -284,8 +285,10 @@ class InPlaceProblem(FunctionalProblem):
         """The output, by a forward without a graph unless the forward itself differentiates."""
         outputs = list[Tensor]()
         if not self._needs_graph:
-            with tolerating(RuntimeError, ProblemError), torch.no_grad():
-                outputs.append(self.output(batch))
+            with tolerating(RuntimeError, ProblemError), warnings.catch_warnings(), torch.no_grad():
+                # Reentrant checkpoints warn that nothing is differentiated.
+                warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
+                outputs.append(self.output(batch).detach())
         if not outputs:
             self._needs_graph = True
             outputs.append(self.output(batch).detach())
