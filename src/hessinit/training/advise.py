@@ -29,6 +29,7 @@ from hessinit.errors import (
     argument,
     choose,
 )
+from hessinit.init.weights import reason_to_keep
 from hessinit.measurement.facts import (
     facts_of,
     in_running_order,
@@ -87,8 +88,8 @@ def advise(
     trials: from the rate of the largest guaranteed decrease on, `trial_steps` steps on halves of
     the batch at rates a factor 2 apart (`advice.trials`), three times as many without a closed
     form. The advice is a geometric mean of the best of them and of the rate at which a step moves
-    the weights by a fixed part of their length, within 0.25 to 0.6 (or 1) times the best; nan where
-    nothing learns. Without a curvature, as of a loss that has no second derivative, trials alone
+    the weights by a fixed part of their length, within 0.25 to 0.6 (or 1) times the best; beside
+    frozen weights, as with adapters, it is 0.85 times the best. It is nan where nothing learns. Without a curvature, as of a loss that has no second derivative, trials alone
     decide. The model is put back, bit for bit. With trial_steps=0 it is the rate of the largest
     guaranteed decrease, or of the first step's. Above the advised rate, two longer trials decide
     whether `lr` is to be warmed up to.
@@ -135,6 +136,8 @@ def advise(
             trial_steps,
         )
         facts["notes"] += fault
+    if rates is not None and rates.trained_before and limit.frozen:
+        facts["notes"] += (say.NO_GRADIENT_YET,)
     seconds = measured.problem.clock() - started
     facts |= {"seconds": seconds, "gradients": in_gradients(seconds, measured.gradient.seconds)}
     advice = _advise_by_limit(rule, limit, facts)
@@ -340,6 +343,9 @@ class SearchRules:
     # A loss that changes by less than this part of what could be gained stands still, and at lower
     # rates, too.
     still: float = 1e-3
+    # Beside frozen weights, or with adapters, the length of what is trained says nothing, as B of
+    # LoRA starts at 0; chosen on the development half of `benchmarks/finetuning.py`.
+    adapter_times: float = 0.85
     # Warmup is tried over a third of a training of this length.
     warmup_trial: int = 96
     # Where the curvature sets no rate and no step moves the weights.
@@ -355,8 +361,8 @@ def search_rate(
     """Search the rate by trials, from that of the largest guaranteed decrease, `best`, on.
 
     The rate is a geometric mean of the one that the trials favour and of the one at which a step
-    moves the weights by a fixed part of their length; it is one that was tried, or lies between
-    two.
+    moves the weights by a fixed part of their length; beside frozen weights, which were trained, it
+    is a fixed part of the former. It is one that was tried, or lies between two.
     """
     # A step that is lost in the rounding of the weights has no length.
     moved = setting.first_move(best if 0 < best < math.inf else 1.0)
@@ -376,14 +382,23 @@ def search_rate(
     trials = tuple(search.trials[exponent] for exponent in sorted(search.trials))
     if search.longer is not None:
         trials = (*trials, search.longer)
+    trained_before = bool(reason_to_keep(setting.setup.model))
     if not search.learned:
-        return TriedRates(trials=trials)
+        return TriedRates(trials=trials, trained_before=trained_before)
     favoured = search.interpolated(chosen)
     times = min(max((reach / favoured) ** power, SEARCH.least_times), most_times)
+    if trained_before:
+        times = SEARCH.adapter_times
     survivors = [trial.lr for trial in trials if trial.survived]
     rate = min(max(times * favoured, min(survivors)), max(survivors))
     stopped = chosen in (min(search.trials), max(search.trials))
-    return TriedRates(trials=trials, rate=rate, favoured=favoured, stopped_at_end=stopped)
+    return TriedRates(
+        trials=trials,
+        rate=rate,
+        favoured=favoured,
+        stopped_at_end=stopped,
+        trained_before=trained_before,
+    )
 
 
 def try_warmup(setting: TrialSetting, lr: float) -> WarmupAdvice:
