@@ -89,10 +89,11 @@ def advise(
     the batch at rates a factor 2 apart (`advice.trials`), three times as many without a closed
     form. The advice is a geometric mean of the best of them and of the rate at which a step moves
     the weights by a fixed part of their length, within 0.25 to 0.6 (or 1) times the best; beside
-    frozen weights, as with adapters, it is 0.85 times the best. It is nan where nothing learns. Without a curvature, as of a loss that has no second derivative, trials alone
-    decide. The model is put back, bit for bit. With trial_steps=0 it is the rate of the largest
-    guaranteed decrease, or of the first step's. Above the advised rate, two longer trials decide
-    whether `lr` is to be warmed up to.
+    frozen weights, as with adapters, it is 0.85 times the best. It is nan where nothing learns.
+    Without a curvature, as of a loss that has no second derivative, trials alone decide. The model
+    is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed decrease,
+    or of the first step's. Above the advised rate, two longer trials decide whether `lr` is to be
+    warmed up to.
 
     Costs what `measure` takes for the network alone (for Adam and AdamW about ten products and a
     few gradients), and about four trials of 32 steps on half the batch.
