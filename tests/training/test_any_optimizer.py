@@ -309,3 +309,17 @@ def test_a_run_of_compare_trains_new_models_so_an_optimizer_of_one_is_refused() 
     optimizer = torch.optim.SGD(network().parameters(), 0.1)
     with pytest.raises(ProblemError, match="optimizer is a SGD of one model, and every run trains a new one"):
         hessinit.compare(network, LOSS, data(), learning_rates=[0.1], optimizer=optimizer)
+
+
+@pytest.mark.parametrize("optimizer", ["lbfgs", "sparseadam"])
+def test_tracking_and_comparing_refuse_the_same(optimizer: str) -> None:
+    with pytest.raises(ProblemError, match="LBFGS, which evaluates|SparseAdam, which takes sparse"):
+        track(network(), LOSS, data(), optimizer=optimizer, lr=0.1, path=None)
+    with pytest.raises(ProblemError, match="LBFGS, which evaluates|SparseAdam, which takes sparse"):
+        hessinit.compare(network, LOSS, data(), learning_rates=[0.1], optimizer=optimizer, batch_size=8)
+
+
+def test_without_a_limit_the_trial_judges_the_rate() -> None:
+    assert assert_sound(network(), LOSS, data(), optimizer=muon, lr=1e-3)
+    with pytest.raises(AssertionError, match="trial steps on this batch at lr = 1e\\+06 the loss rose"):
+        assert_sound(network(), LOSS, data(), optimizer=muon, lr=1e6)

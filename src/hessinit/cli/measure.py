@@ -41,6 +41,13 @@ class MeasuringOptions:
         Literal["gauss-newton", "hessian", "both"] | None,
         typer.Option(help="Which second derivative.  [default: gauss-newton]"),
     ] = None
+    estimator: Annotated[
+        Literal["auto", "gram", "lanczos", "plain"] | None,
+        typer.Option(
+            help="Which engine; plain runs the model as it is trained, also compiled.  "
+            "[default: auto]"
+        ),
+    ] = None
     layers: options.Layers = None
     tolerance: options.Tolerance = None
     precision: Annotated[
@@ -109,6 +116,7 @@ def measure(
     names = [name for name in ("jacobians", "diagnostics") if getattr(details, name)]
     chosen = options.given(
         curvature=measuring.curvature,
+        estimator=measuring.estimator,
         layers=measuring.layers,
         tolerance=measuring.tolerance,
         precision=measuring.precision,

@@ -210,6 +210,7 @@ class Evaluation(BatchGraph):
     """A batch at the problem's weights, checked: finite, deterministic, a function of them."""
 
     separable: bool  # whether a part of the batch can be evaluated alone
+    adds_to_loss: str | None = None  # a weight on which the loss depends beside the output
 
     def __init__(self, problem: FunctionalProblem, batch: Batch) -> None:
         super().__init__(problem, batch)

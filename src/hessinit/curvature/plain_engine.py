@@ -30,7 +30,6 @@ from hessinit.errors import DerivativeError, ProblemError, RankError, WeightsErr
 from hessinit.problem import checks
 from hessinit.problem.batches import Batch
 from hessinit.problem.functional import FirstCall
-from hessinit.problem.graph import first_leaf, nodes_behind
 from hessinit.problem.in_place import InPlaceProblem
 from hessinit.results.curvature_report import Estimate
 
@@ -121,7 +120,7 @@ class PlainEvaluation(Evaluation):
         self.sample = torch.arange(min(batch.size, 4))
         self.paddings = {name: set() for name in self.leaves}
         self._check_call(call)
-        self.adds_to_loss = _reaches(call, problem)
+        self.adds_to_loss = checks.find_added(problem, call.output, call.loss)
         del call
         # Until that fails, as in compiled and checkpointed models.
         self._keeps_graph = problem.ranks is None
@@ -201,7 +200,6 @@ class PlainEvaluation(Evaluation):
             self._checks_made.clear()
             self._free_graphs()
             derivative_check.check_loss(self)
-        check_curved(self)
 
     @cached_property
     def factor(self) -> LossFactor | str:
@@ -212,9 +210,9 @@ class PlainEvaluation(Evaluation):
     @cached_property
     def sizes(self) -> dict[str, float]:
         """The length of each weight, or that which a weight of zeros would have."""
-        lengths = self._lengths(self.leaves)
+        lengths = self.lengths(self.leaves)
         for name, length in lengths.items():
-            rows = self.problem.model.get_parameter(name).shape[0]
+            rows = self.problem.shape_of(name)[0]
             lengths[name] = length or RULES.zero_weight * math.sqrt(rows)
         return lengths
 
@@ -224,12 +222,12 @@ class PlainEvaluation(Evaluation):
 
     def may_move(self, name: str) -> bool:
         """Whether the weight may move as far as it would."""
-        rows = self.problem.model.get_parameter(name).shape[0]
+        rows = self.problem.shape_of(name)[0]
         usual = RULES.zero_weight * math.sqrt(rows)
-        longest = max(RULES.longest * self._lengths({name: self.leaves[name]})[name], usual)
+        longest = max(RULES.longest * self.lengths({name: self.leaves[name]})[name], usual)
         return self.relative_step * self.sizes[name] <= longest
 
-    def _lengths(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    def lengths(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
         squares = [
             torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64).square()
             for tensor in tensors.values()
@@ -239,7 +237,7 @@ class PlainEvaluation(Evaluation):
 
     def step_along(self, changes: Mapping[str, Tensor], factor: float = 1.0) -> float:
         """The step that moves no weight by more than `factor` times the relative step."""
-        lengths = self._lengths(changes)
+        lengths = self.lengths(changes)
         relative = max(length / self.sizes[name] for name, length in lengths.items())
         return factor * self.relative_step / relative if relative else 0.0
 
@@ -318,7 +316,7 @@ class PlainEvaluation(Evaluation):
             name: random_like(leaf.detach(), seed + number)
             for number, (name, leaf) in enumerate(self.leaves.items())
         }
-        lengths = self._lengths(changes)
+        lengths = self.lengths(changes)
         for name, change in changes.items():
             change *= self.sizes[name] / (lengths[name] or 1.0)
         return changes
@@ -362,7 +360,8 @@ class PlainEvaluation(Evaluation):
                 "the backward of the model is not the derivative of its forward: along a random "
                 f"direction they differ by {100 * least:.0f} %. If it differs on "
                 "purpose (a straight-through estimator, gradient reversal, a stopped gradient), "
-                "there is no curvature."
+                "there is no curvature; if rounding hides how little the output changes, hold "
+                "the model in float64."
             )
         order = enumerate(zip(names, gradients, strict=True))
         return best, {name: None if part is None else number for number, (name, part) in order}
@@ -371,12 +370,6 @@ class PlainEvaluation(Evaluation):
 def _check_finite(output: Tensor) -> None:
     if not checks.all_finite(output.detach()):
         raise WeightsError("the model's output holds NaN or inf; draw the weights anew.")
-
-
-def _reaches(call: FirstCall, problem: InPlaceProblem) -> bool:
-    """Whether the loss depends on weights beside the model's output."""
-    beside = nodes_behind(call.loss.grad_fn, stop=call.output.grad_fn)
-    return first_leaf(beside, problem.leaves) is not None
 
 
 def _with_zeros(gradients: Sequence[Tensor | None], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -486,11 +479,17 @@ class PlainEngine(LanczosEngine):
     def operator(self, names: Sequence[str]) -> PlainCurvature:
         return PlainCurvature(self._plain, names, self._curvature)
 
+    @property
+    def _recorder(self) -> None:
+        """Kernels are not recorded: weights move between them."""
+        return None
+
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
         return Engine.extremes_of_each(self, names)
 
     def extremes(self, names: Sequence[str]) -> Extremes:
         if all(name in unused_leaves(self._plain) for name in names):
+            self._check_layers(names)
             return self.unused()
         extremes, rounding = self._attempt(names)
         while len(names) == 1 and rounding > self.settings.tolerance * extremes.norm.value:
@@ -501,7 +500,13 @@ class PlainEngine(LanczosEngine):
             longer, rounding = self._attempt(names)
             if longer.norm.error < extremes.norm.error:
                 extremes = longer
+        if not extremes.norm.value:
+            self._check_layers(names)
         return extremes
+
+    def _check_layers(self, names: Sequence[str]) -> None:
+        for evaluation in self._plain:
+            _check_layers(evaluation, names)
 
     def _attempt(self, names: Sequence[str]) -> tuple[Extremes, float]:
         """The extremes with the error of differences, and that of it which is rounding."""
@@ -578,7 +583,7 @@ def plain_engine(
     rank = None
     if curvature == "hessian":
         for evaluation in plain:
-            _check_layers(evaluation)
+            _check_layers(evaluation, list(evaluation.leaves))
             _refuse_kinks(evaluation)
     else:
         rank = _rank_of(plain)
@@ -590,6 +595,7 @@ def plain_engine(
                     argument("curvature", "hessian"),
                     ", which counts it.",
                 )
+            check_curved(evaluation)
             evaluation.is_one_sided = settings.tolerance >= RULES.one_sided_from
     return PlainEngine(plain, curvature, settings, reason, rank)
 
@@ -609,25 +615,30 @@ def _rank_of(evaluations: Sequence[PlainEvaluation]) -> int | None:
     return rank
 
 
-def _check_layers(evaluation: PlainEvaluation) -> None:
-    """Compare the backward by each layer with differences of outputs, along its own gradient.
+def _check_layers(evaluation: PlainEvaluation, names: Sequence[str]) -> None:
+    """Compare the backward by each layer with differences of outputs.
 
-    The Gauss-Newton engine does so along the sharpest direction of every layer.
+    Along its own gradient, or, where that is zero, along a random direction. The Gauss-Newton
+    engine does so along the sharpest direction of every layer that has one.
     """
     cotangent = random_like(evaluation.output, derivative_check.seed_of_check(evaluation))
-    names = list(evaluation.leaves)
     pulled = evaluation.pull(names, cotangent * evaluation.scale)
-    for name, gradient in zip(names, pulled, strict=True):
+    gradients = dict(zip(names, pulled, strict=True))
+    lengths = evaluation.lengths(gradients)
+    digit = torch.finfo(evaluation.output.dtype).eps * evaluation.output
+    noises = (evaluation.output_noise, digit)
+    noise = torch.stack([(cotangent * part).double().square().sum() for part in noises]).sum()
+    for name, gradient in gradients.items():
+        along = gradient if lengths[name] else evaluation.random_changes()[name]
         for factor in (1.0, RULES.longer):
-            pushed = evaluation.push([name], [gradient], factor=factor)
+            pushed = evaluation.push([name], [along], factor=factor)
             inner = (cotangent * pushed).double().sum() * evaluation.weight
-            noise = (cotangent * evaluation.output_noise).double().square().sum()
-            square = gradient.double().square().sum()
-            totals = evaluation.problem.totals(torch.stack([inner, square, noise]))
-            by_differences, by_backward, rounding = totals
-            step = evaluation.step_along({name: gradient}, factor) or 1.0
-            allowed = RULES.wrong_layer * by_backward
-            allowed += 2 * RULES.caution * math.sqrt(rounding) / step
+            totals = evaluation.problem.totals(torch.stack([inner, noise]))
+            by_differences, squared_rounding = totals
+            by_backward = lengths[name] ** 2
+            step = evaluation.step_along({name: along}, factor) or 1.0
+            rounding = 2 * RULES.caution * math.sqrt(squared_rounding) / step
+            allowed = rounding + RULES.wrong_layer * by_backward
             if abs(by_differences - by_backward) <= RULES.wrong_layer * by_backward:
                 break
         if abs(by_differences - by_backward) > allowed:

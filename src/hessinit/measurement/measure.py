@@ -347,50 +347,33 @@ def measure(
             f"takes a step; pass max_iterations={wanted.top} or more."
         )
     if ranks is not None and ranks.split == "batch":
-        for name in LAYER_DETAILS:
-            if name in wanted:
-                raise ProblemError(
-                    f'details={name!r} with distributed="batch" needs all examples at once; pass '
-                    'the whole batch on every rank, with distributed="layers".'
-                )
-
-    def work(functional: FunctionalProblem) -> CurvatureReport:
-        in_place = isinstance(functional, InPlaceProblem)
-        observed = settings
-        if progress is not None:
-            observer = _observe(progress, functional, curvature, settings, network)
-            observed = replace(settings, progress=observer)
-        if in_place:
-            _refuse_details(wanted)
-        with functional.settings():
-            evaluations = evaluate(functional)
-            slow = time.perf_counter() - started > LONG_EVALUATION
-            if slow and observed.progress is not None and ranks is None and not in_place:
-                planned = plan_measurement(evaluations, curvature, estimator, observed, network)
-                observed.progress.expect(planned.seconds)
-            measurement = _Measurement(functional, evaluations, observed, wanted, started)
-            may_lower_precision = given.precision == "auto"
-            report = measurement.run(curvature, estimator, network, may_lower_precision, ranks)
-            if ranks is not None:
-                report = ranks.first(lambda: report, last=True)
-            if observed.progress is not None:
-                observed.progress.finish()
-        return report
-
-    report = exactly_or_plainly(given, estimator, ranks, work)
+        _refuse_details(
+            wanted,
+            'with distributed="batch" needs all examples at once; pass the whole batch on every '
+            'rank, with distributed="layers".',
+        )
+    measurement = _Measurement(
+        curvature=curvature,
+        estimator=estimator,
+        settings=settings,
+        details=wanted,
+        network=network,
+        may_lower_precision=given.precision == "auto",
+        started=started,
+        progress=progress,
+        ranks=ranks,
+    )
+    report = exactly_or_plainly(given, estimator, ranks, measurement.run)
     rows = (*report.layers, report.network) if network else report.layers
     _complain(rows, tolerance, strict)
     return report
 
 
-def _refuse_details(wanted: Details) -> None:
-    """Refuse what needs the graph of the forward, which the plain engine does not look at."""
+def _refuse_details(wanted: Details, reason: str) -> None:
+    """Refuse details that need the values inside the network."""
     for name in LAYER_DETAILS:
         if name in wanted:
-            raise ProblemError(
-                f"details={name!r} needs a model that can be taken apart, and the plain engine "
-                "runs it as it is; leave it out."
-            )
+            raise ProblemError(f"details={name!r} {reason}")
 
 
 def _observe(
@@ -412,49 +395,109 @@ def _observe(
     )
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class _Measurement:
-    """One measurement of evaluated batches."""
+    """What is to be measured; `run` measures it on a problem."""
 
-    problem: FunctionalProblem
-    evaluations: list[Evaluation]
+    curvature: str
+    estimator: str
     settings: LanczosSettings
     details: Details
+    network: bool
+    may_lower_precision: bool
     started: float
+    progress: OnProgress | None
+    ranks: Ranks | None
 
-    def run(
-        self,
-        curvature: str,
-        estimator: str,
-        network: bool,
-        may_lower_precision: bool,
-        ranks: Ranks | None,
-    ) -> CurvatureReport:
+    def run(self, problem: FunctionalProblem) -> CurvatureReport:
+        """The report, on every rank that of the first."""
+        if isinstance(problem, InPlaceProblem):
+            _refuse_details(
+                self.details,
+                "needs a model that can be taken apart, and the plain engine runs it as it is; "
+                "leave it out.",
+            )
+            if problem.ranks is not None and self.details.spectrum:
+                raise ProblemError(
+                    "details of a spectrum need whole vectors, and those of a sharded model lie on "
+                    "several ranks; leave details out."
+                )
+        observed = self
+        if self.progress is not None:
+            observer = _observe(self.progress, problem, self.curvature, self.settings, self.network)
+            observed = replace(self, settings=replace(self.settings, progress=observer))
+        with problem.settings():
+            report = observed._measure(problem)
+            if self.ranks is not None:
+                report = self.ranks.first(lambda: report, last=True)
+            if observed.settings.progress is not None:
+                observed.settings.progress.finish()
+        return report
+
+    def _expect(self, evaluations: Sequence[Evaluation]) -> None:
+        """Tell `progress` how long this will take, where that is worth while."""
+        observer = self.settings.progress
+        slow = time.perf_counter() - self.started > LONG_EVALUATION
+        is_planned = self.ranks is None and not evaluations[0].problem.runs_as_trained
+        if slow and observer is not None and is_planned:
+            planned = plan_measurement(
+                evaluations, self.curvature, self.estimator, self.settings, self.network
+            )
+            observer.expect(planned.seconds)
+
+    def _measure(self, problem: FunctionalProblem) -> CurvatureReport:
         """The report; notes, checks and findings included."""
-        problem = self.problem
-        evaluations = self.evaluations
+        evaluations = evaluate(problem)
+        self._expect(evaluations)
         facts: dict[str, Any] = {}
-        by_examples = ranks is not None and ranks.split == "batch"
-        in_place = isinstance(problem, InPlaceProblem)
-        if ranks is not None and by_examples:
-            evaluations, facts = shares.join_shares(ranks, evaluations)
+        is_shared = self.ranks is not None and self.ranks.split == "batch"
+        is_whole = self.ranks is None and not problem.runs_as_trained
+        if self.ranks is not None and is_shared:
+            evaluations, facts = shares.join_shares(self.ranks, evaluations)
         notes = notes_on(problem, evaluations)
-        measuring = Rows(problem, evaluations, curvature, estimator, self.settings, self.details)
+        measuring = Rows(
+            problem, evaluations, self.curvature, self.estimator, self.settings, self.details
+        )
         layers = in_running_order(problem, evaluations)
         lower: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if may_lower_precision and ranks is None and not in_place:
+        if self.may_lower_precision and is_whole:
             lower = measuring.faster()
         with lower:
-            by_name = measuring.fill(layers, network, ranks)
+            by_name = measuring.fill(layers, self.network, self.ranks)
         rows = tuple(by_name[layer.parameter] for layer in layers)
-        whole = by_name[""] if network else measuring.bounded_network(rows)
+        whole = by_name[""] if self.network else measuring.bounded_network(rows)
+        rows, diagnostics = self._with_details(problem, evaluations, layers, rows)
+        notes = (*notes, *note_unchecked(problem.check), *note_uncounted(problem))
+        report = replace(measuring.report(rows, whole), notes=notes, **facts)
+        vector = measuring.whole.vector if self.network and is_whole else None
+        del measuring  # what the engines hold must not stand beside the backward pass
+        gradient = loss_gradient(evaluations)
+        derivative_check.check_answer(evaluations, vector, whole)
+        if problem.runs_as_trained:
+            note = "Signals through the layers were not judged: the plain engine sees none of them."
+            report = replace(report, notes=(*report.notes, note))
+        elif not is_shared:  # of a share, no rank knows all activations
+            judged = judge_signals(problem, evaluations, rows, gradient, diagnostics or None)
+            report = replace(report, **judged)
+        seconds = problem.clock() - self.started
+        cost = in_gradients(seconds, gradient.seconds)
+        return replace(report, seconds=seconds, gradients=cost)
+
+    def _with_details(
+        self,
+        problem: FunctionalProblem,
+        evaluations: Sequence[Evaluation],
+        layers: Sequence[Layer],
+        rows: Sequence[LayerCurvature],
+    ) -> tuple[tuple[LayerCurvature, ...], Mapping[str, Diagnostics]]:
+        """The rows with what is wanted of the layers besides norms; and their diagnostics."""
         jacobians: Mapping[str, JacobianBounds] = {}
         if "jacobians" in self.details:
             jacobians = jacobian_bounds(problem, evaluations, self.settings)
         diagnostics: Mapping[str, Diagnostics] = {}
         if "diagnostics" in self.details:
             diagnostics = diagnose(problem, evaluations)
-        rows = tuple(
+        detailed = tuple(
             replace(
                 row,
                 jacobians=jacobians.get(layer.parameter),
@@ -462,21 +505,7 @@ class _Measurement:
             )
             for row, layer in zip(rows, layers, strict=True)
         )
-        notes = (*notes, *note_unchecked(problem.check), *note_uncounted(problem))
-        report = replace(measuring.report(rows, whole), notes=notes, **facts)
-        vector = measuring.whole.vector if network and ranks is None and not in_place else None
-        del measuring  # what the engines hold must not stand beside the backward pass
-        gradient = loss_gradient(evaluations)
-        derivative_check.check_answer(evaluations, vector, whole)
-        if in_place:
-            note = "Signals through the layers were not judged: the plain engine sees none of them."
-            report = replace(report, notes=(*report.notes, note))
-        elif not by_examples:  # of a share, no rank knows all activations
-            judged = judge_signals(problem, evaluations, rows, gradient, diagnostics or None)
-            report = replace(report, **judged)
-        seconds = problem.clock() - self.started
-        cost = in_gradients(seconds, gradient.seconds)
-        return replace(report, seconds=seconds, gradients=cost)
+        return detailed, diagnostics
 
 
 def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) -> None:

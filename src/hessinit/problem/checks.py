@@ -204,6 +204,12 @@ def _check_exchangeable(model: nn.Module) -> None:
                 f"{name or 'the model'} is a TorchScript module, whose weights cannot be "
                 "exchanged; pass the module it was made from."
             )
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter and parameter.dtype in (torch.int8, torch.uint8):
+            raise DerivativeError(
+                f"{name} is quantized ({type(parameter).__name__}), with scales beside its "
+                "numbers, and cannot be exchanged."
+            )
 
 
 def check_apart(model: nn.Module) -> None:
@@ -236,8 +242,16 @@ def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
     """Refuse measured weights that are not dense, real floating-point numbers, and any that are not
     finite.
     """
+    parameters = dict(model.named_parameters())
     for layer in layers:
-        weight = model.get_parameter(layer.parameter)
+        weight = parameters[layer.parameter]
+        if _is_stored_otherwise(weight):
+            raise ProblemError(
+                f"{layer.name} is held in another form ({type(weight).__name__}), as quantized "
+                "weights are; curvature needs plain floating-point weights. Leave it out with "
+                "layers= and measure what is trained beside it (an adapter), or measure the model "
+                "before it is quantized."
+            )
         if not weight.is_floating_point() or weight.layout is not torch.strided:
             raise ProblemError(
                 f"{layer.name} has dtype {weight.dtype} and layout {weight.layout}; curvature "
@@ -252,6 +266,12 @@ def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
                 f"{name} holds NaN or inf (it is the first parameter that does); initialize it "
                 "again before measuring."
             )
+
+
+def _is_stored_otherwise(weight: Tensor) -> bool:
+    """Whether the numbers are not in the tensor's own memory, as in those of torchao."""
+    by_itself: Any = type(weight).__torch_dispatch__
+    return by_itself is not Tensor.__torch_dispatch__ and not is_dtensor(weight)
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -476,13 +496,7 @@ def check_graph(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> Non
                 "missing. Keep the weight in an attribute of the model, and make views of it "
                 "inside the forward."
             )
-    after = list(nodes_behind(loss.grad_fn, stop=output.grad_fn))
-    if output.grad_fn not in after:
-        raise ProblemError(
-            "the loss is not a function of the model's output (it was detached, or the loss "
-            "ignores it); compute it from its first argument."
-        )
-    if (name := first_leaf(after, problem.leaves)) is not None:
+    if (name := find_added(problem, output, loss)) is not None:
         raise DerivativeError(
             f"the loss depends on {name} not only through the model's output: by a penalty, by an "
             "auxiliary loss that the forward keeps in an attribute, or by a layer that the loss "
@@ -494,6 +508,17 @@ def check_graph(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> Non
             ") and take it from there in the loss.",
         )
     check_no_reentrant_checkpoints(output)
+
+
+def find_added(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> str | None:
+    """A weight on which the loss depends beside the output, on which it must depend."""
+    after = list(nodes_behind(loss.grad_fn, stop=output.grad_fn))
+    if output.grad_fn not in after:
+        raise ProblemError(
+            "the loss is not a function of the model's output (it was detached, or the loss "
+            "ignores it); compute it from its first argument."
+        )
+    return first_leaf(after, problem.leaves)
 
 
 def check_no_reentrant_checkpoints(output: Tensor) -> None:

@@ -227,23 +227,25 @@ class FunctionalProblem:
     time.
     """
 
-    accepts_half = False  # outputs that the forward itself has rounded to 16 bits
+    # Without `Substitutes`, and with outputs that the forward itself has rounded to 16 bits.
+    runs_as_trained = False
 
     @torch.inference_mode(False)
     def __init__(self, problem: Problem) -> None:
         self.model = self._find_model(problem)
         check_apart(self.model)
         self.layers: tuple[Layer, ...] = find_layers(self.model, problem.layers)
-        check_values(self.model, self.layers)
+        self._check_values()
         checks.check_dropout(self.model, problem.dropout)
-        self.device = self.model.get_parameter(self.layers[0].parameter).device
+        parameters = dict(self.model.named_parameters())
+        self.device = parameters[self.layers[0].parameter].device
         if self.device.type == "mps":
             raise ProblemError(
                 "the model is on an Apple GPU (mps), which has no float64, and some steps need it; "
                 "measure on the CPU: model.cpu()."
             )
-        parameters = self.model.parameters()
-        dtypes = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
+        kinds = {parameter.dtype for parameter in parameters.values()}
+        dtypes = {dtype for dtype in kinds if dtype.is_floating_point}
         self.dtype = self._choose_dtype(problem, dtypes)
         self.converts = dtypes != {self.dtype}
         # A recomputation finds the model's own tensors: of another dtype, or buffers that it would
@@ -277,6 +279,9 @@ class FunctionalProblem:
         widest = torch.float64 if torch.float64 in dtypes else torch.float32
         return problem.dtype or widest
 
+    def _check_values(self) -> None:
+        check_values(self.model, self.layers)
+
     def _read_weights(self) -> None:
         measured = [layer.parameter for layer in self.layers]
         self.constants: dict[str, Tensor] = {}
@@ -299,7 +304,7 @@ class FunctionalProblem:
 
         All else must be as it was.
         """
-        check_values(self.model, self.layers)
+        self._check_values()
         other = copy.copy(self)
         other._start_again(check)
         return other
@@ -373,7 +378,7 @@ class FunctionalProblem:
         started = self.clock()
         weights = self._own_weights()
         with self._with_model(weights, 0) as stand_ins:
-            call = self._call_model(batch, 0, weights, stand_ins, plain=False)
+            call = self._call_model(batch, 0, weights, stand_ins, self.runs_as_trained)
             inspect(call.output)
             loss, loss_drew = self._call_loss(call.output, batch, 0)
         seconds = self.clock() - started
@@ -451,7 +456,7 @@ class FunctionalProblem:
             else:
                 output = self.forward(self.model, inputs)
         drew = draws.happened() or stand_ins.drew()
-        may_be_half = self.accepts_half or self._in_bf16(dtype)
+        may_be_half = self.runs_as_trained or self._in_bf16(dtype)
         if may_be_half and isinstance(output, Tensor) and output.dtype.itemsize < 4:
             output = output.float() if output.is_floating_point() else output
         checks.check_output(output, self.forward)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import DerivativeError, ProblemError, argument
+from hessinit.errors import ProblemError, WeightsError, argument
 from hessinit.problem import checks
 from hessinit.problem.batches import Batch, map_tensors
-from hessinit.problem.functional import FunctionalProblem, explained_memory
+from hessinit.problem.functional import FirstCall, FunctionalProblem, explained_memory
 from hessinit.problem.preserve import StandIns, copies_beside, untouched_random_state
 from hessinit.problem.problem import Problem
 from hessinit.problem.ranks import Ranks, tolerating
@@ -28,7 +30,7 @@ class InPlaceProblem(FunctionalProblem):
     `leaves` are the parameters themselves; of sharded ones, the part that this process holds.
     """
 
-    accepts_half = True
+    runs_as_trained = True
 
     def __init__(self, problem: Problem, reason: str, ranks: Ranks | None = None) -> None:
         self.reason = reason
@@ -36,8 +38,6 @@ class InPlaceProblem(FunctionalProblem):
         self._needs_graph = False  # the forward itself differentiates
         self._needs_backward = ranks is not None  # and not `autograd.grad`
         super().__init__(problem)
-        if ranks is not None:
-            ranks.settle()  # before any waits for a rank that refuses its weights
 
     def _find_model(self, problem: Problem) -> nn.Module:
         model = problem.model
@@ -47,7 +47,8 @@ class InPlaceProblem(FunctionalProblem):
         return model
 
     def _choose_dtype(self, problem: Problem, dtypes: set[torch.dtype]) -> torch.dtype:
-        measured = {self.model.get_parameter(layer.parameter).dtype for layer in self.layers}
+        parameters = dict(self.model.named_parameters())
+        measured = {parameters[layer.parameter].dtype for layer in self.layers}
         dtype = max(measured, key=lambda kind: kind.itemsize)
         if len(measured) > 1 or dtype.itemsize < 4 or problem.dtype not in (None, dtype):
             held = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in measured))
@@ -68,40 +69,80 @@ class InPlaceProblem(FunctionalProblem):
         checks.check_finite_inputs(inputs, prefix)
         return Batch(inputs, batch.targets, batch.size)
 
+    def _check_values(self) -> None:
+        if self.ranks is None:
+            return super()._check_values()
+        reason = ""
+        try:
+            super()._check_values()
+        except WeightsError as refusal:
+            reason = str(refusal)
+        for shown in filter(None, self.ranks.exchange(reason)):
+            raise WeightsError(shown)  # on all: a rank holds a part of the weights
+
     def _read_weights(self) -> None:
         self._guarded = False
         self._parameters = dict(self.model.named_parameters())
+        self._buffers_of_scripts = {
+            buffer
+            for module in self.model.modules()
+            if isinstance(module, torch.jit.ScriptModule)
+            for buffer in module.buffers()
+        }
         self._paddings = _padding_rows(self.model, self.rank, self.ranks_size)
         self._make_stand_in = copies_beside(self._parameters.values())
         self.leaves = {}
         self.constants = dict(self._parameters)
         for layer in self.layers:
             parameter = self.constants.pop(layer.parameter)
-            if not parameter.requires_grad:
+            if self.ranks is not None and not parameter.requires_grad:
                 raise ProblemError(
                     argument("layers", layer.name),
-                    " names a frozen weight, and the plain engine differentiates as training does; "
+                    " names a frozen weight of a sharded model, which gives no gradient for it; "
                     "unfreeze it with requires_grad_(), or leave it out.",
+                )
+            if parameter.is_inference():
+                raise ProblemError(
+                    f"{layer.name} was made under torch.inference_mode() and cannot be trained; "
+                    "build or load the model outside of it."
                 )
             part = local_part(parameter) if is_dtensor(parameter) else parameter
             self.leaves[layer.parameter] = part
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        """Those of training: compiled code runs compiled, every kernel is the user's choice."""
-        gradients = [(parameter, parameter.grad) for parameter in self._parameters.values()]
+        """Those of training: compiled code runs compiled, every kernel is the user's choice.
+
+        Hooks of parameters belong to the optimizer, and rest. Frozen weights that are measured are
+        trained for the time.
+        """
+        parameters = self._parameters.values()
+        saved = [(parameter, parameter.grad, parameter.requires_grad) for parameter in parameters]
+        tables = list[tuple[dict[int, Any], dict[int, Any]]]()
+        for parameter in parameters:
+            for table in (parameter._backward_hooks, parameter._post_accumulate_grad_hooks):
+                if table:
+                    tables.append((table, dict(table)))
         with (
             explained_memory(self),
             untouched_random_state(self.device),
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autograd.set_detect_anomaly(False),
+            torch.autocast(self.device.type, enabled=False),
         ):
             try:
+                for table, _ in tables:
+                    table.clear()
+                for name in self.leaves:
+                    self._parameters[name].requires_grad_()
                 yield
             finally:
-                for parameter, gradient in gradients:
+                for table, hooks in tables:
+                    table.update(hooks)
+                for parameter, gradient, is_trained in saved:
                     parameter.grad = gradient
+                    parameter.requires_grad_(is_trained)
 
     def output(
         self,
@@ -113,6 +154,23 @@ class InPlaceProblem(FunctionalProblem):
     ) -> Tensor:
         with self._with_model(self.leaves, draw) as stand_ins:
             return self._call_model(batch, draw, self.leaves, stand_ins, plain).output
+
+    def output_and_loss(self, batch: Batch, inspect: Callable[[Tensor], None]) -> FirstCall:
+        before = {name: leaf.detach().clone() for name, leaf in self.leaves.items()}
+        changed = ""
+        try:
+            return super().output_and_loss(batch, inspect)
+        finally:
+            for name, values in before.items():
+                if not torch.equal(self.leaves[name], values):
+                    self.leaves[name].data.copy_(values)
+                    changed = name
+            if changed:
+                raise ProblemError(
+                    f"the forward writes into {changed} (as max_norm of an Embedding does), so it "
+                    "is no function of its weights, and there is no single curvature; leave that "
+                    "out while measuring."
+                )
 
     def loss_of(self, output: Tensor, batch: Batch, *, draw: int = 0) -> Tensor:
         if not self._loss_state.meets_it:
@@ -132,6 +190,10 @@ class InPlaceProblem(FunctionalProblem):
         """The number of processes that hold the weights."""
         return 1 if self.ranks is None else self.ranks.size
 
+    def shape_of(self, name: str) -> torch.Size:
+        """That of the whole weight."""
+        return self._parameters[name].shape
+
     def totals(self, numbers: Tensor) -> list[float]:
         """The sums of these numbers over the ranks."""
         return (numbers if self.ranks is None else self.ranks.sum(numbers)).tolist()
@@ -142,11 +204,10 @@ class InPlaceProblem(FunctionalProblem):
         """The same as `pull` on the graph of an output, which stays; None if it cannot."""
         parameters = [self._parameters[name] for name in names]
         with contextlib.suppress(RuntimeError), self._with_model(self.leaves, 0):
-            return [
-                *torch.autograd.grad(
-                    output, parameters, cotangent, retain_graph=True, allow_unused=True
-                )
-            ]
+            gradients = torch.autograd.grad(
+                output, parameters, cotangent, retain_graph=True, allow_unused=True
+            )
+            return [_dense(gradient) for gradient in gradients]
         return None
 
     def pull(self, batch: Batch, cotangent: Tensor, names: Sequence[str]) -> list[Tensor | None]:
@@ -185,22 +246,18 @@ class InPlaceProblem(FunctionalProblem):
     def _differentiate(
         self, root: Tensor, cotangent: Tensor, names: Sequence[str]
     ) -> list[Tensor | None]:
-        """By `autograd.grad`, which no hook of a parameter sees, or else by `backward`."""
+        """By `autograd.grad`, or else by `backward`."""
         parameters = [self._parameters[name] for name in names]
         if not self._needs_backward:
-            return [*torch.autograd.grad(root, parameters, cotangent, allow_unused=True)]
-        for name, parameter in self._parameters.items():
-            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-                raise DerivativeError(
-                    "the model can be differentiated by backward() alone, which would call the "
-                    f"hooks of {name}. Remove them while measuring."
-                )
-            parameter.grad = None
-        root.backward(cotangent)
-        gradients = [parameter.grad for parameter in parameters]
+            parts = torch.autograd.grad(root, parameters, cotangent, allow_unused=True)
+            return [_dense(part) for part in parts]
         for parameter in self._parameters.values():
             parameter.grad = None
-        return [gradient if gradient is None else local_part(gradient) for gradient in gradients]
+        root.backward(cotangent)
+        gradients = [_dense(parameter.grad) for parameter in parameters]
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        return gradients
 
     @contextlib.contextmanager
     def moved(self, changes: Mapping[str, Tensor], step: float) -> Iterator[None]:
@@ -237,8 +294,10 @@ class InPlaceProblem(FunctionalProblem):
         """The output, by a forward without a graph unless the forward itself differentiates."""
         outputs = list[Tensor]()
         if not self._needs_graph:
-            with tolerating(RuntimeError, ProblemError), torch.no_grad():
-                outputs.append(self.output(batch))
+            with tolerating(RuntimeError, ProblemError), warnings.catch_warnings(), torch.no_grad():
+                # Reentrant checkpoints warn that nothing is differentiated.
+                warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
+                outputs.append(self.output(batch).detach())
         if not outputs:
             self._needs_graph = True
             outputs.append(self.output(batch).detach())
@@ -247,11 +306,21 @@ class InPlaceProblem(FunctionalProblem):
     @contextlib.contextmanager
     def _with_model(self, weights: Mapping[str, Tensor], draw: int) -> Iterator[StandIns]:
         with self._model_state.with_stand_ins(self._make_stand_in, self.seed + draw) as stand_ins:
+            buffers = [(buffer, buffer.clone()) for buffer in self._buffers_of_scripts]
             try:
                 yield stand_ins
             finally:
+                for buffer, values in buffers:
+                    buffer.copy_(values)
                 # A further forward would take gathered weights for those that were moved.
                 reshard(self.model)
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    """The part of a gradient that this rank holds, and of a sparse one the numbers."""
+    if gradient is None:
+        return None
+    return gradient.to_dense() if gradient.is_sparse else local_part(gradient)
 
 
 def _padding_rows(model: nn.Module, rank: int, ranks: int) -> dict[str, list[int]]:

@@ -229,12 +229,15 @@ class UserState:
             self._holders += [
                 _Holder(namespace, names) for namespace, names in _namespaces(function)
             ]
+        # A forward may move what quantized weights keep beside their numbers.
+        modules = [value for value in objects if isinstance(value, nn.Module)]
+        attributes = [vars(weight) for module in modules for weight in module.parameters(False)]
+        self._holders += [_Holder(store, exchanges=False) for store in attributes if store]
         # Backward hooks belong to training, and may change the derivatives that they see: they are
         # off.
         tables = list(_HOOKS_OF_ALL)
-        for module in objects:
-            if isinstance(module, nn.Module):
-                tables += [module._backward_hooks, module._backward_pre_hooks]
+        for module in modules:
+            tables += [module._backward_hooks, module._backward_pre_hooks]
         self._resting = [_Holder(table) for table in tables if table]
 
     @contextlib.contextmanager
@@ -346,6 +349,8 @@ def copies_beside(parameters: Iterable[nn.Parameter]) -> Convert:
         # A view of a weight must follow it. Any other leaf would collect a gradient.
         if id(tensor) in own or memory_of(tensor) in memory:
             return tensor
+        if tensor.grad_fn is not None:  # a weight behind it must not be lost
+            return tensor.clone()
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
     return convert
@@ -409,11 +414,13 @@ class StandIns:
 class _Holder:
     """What a container, an object's `__dict__`, a cell, a class or a function held."""
 
-    def __init__(self, store: Any, names: list[str] | None = None) -> None:
+    def __init__(
+        self, store: Any, names: list[str] | None = None, *, exchanges: bool = True
+    ) -> None:
         self.store = store
         self._names = _state_names(store) if isinstance(store, type) else names
         self._keys, self._values = map(list, self._read())
-        exchanges = isinstance(store, type) or type(store) in _EXCHANGED
+        exchanges &= isinstance(store, type) or type(store) in _EXCHANGED
         values = self._values if exchanges else []
         self._positions = [n for n, value in enumerate(values) if _needs_stand_in(value)]
 
@@ -600,7 +607,8 @@ def _contents(value: Any) -> list[Any]:
         return [*cells, *(value.__defaults__ or ()), value.__kwdefaults__, value.__dict__]
     if isinstance(value, _CELLS):
         return _held(value)
-    around = [type(value), getattr(value, "__dict__", None)]
+    # The class that FSDP2 puts before the user's own is torch's.
+    around = [type(value), *type(value).__bases__, getattr(value, "__dict__", None)]
     if isinstance(value, (*_CONTAINERS, tuple, frozenset, Mapping)):
         if len(value) > _MOST_IN_ONE:
             return around

@@ -202,7 +202,8 @@ def measure_and_judge(
             *_judge_height(report, rule, stable, times_stable, trial, loss_range),
             *_judge_smallness(report, rule, loss_range),
         ]
-        report = replace(report, findings=(*(report.findings or ()), *findings))
+        if findings:
+            report = replace(report, findings=(*(report.findings or ()), *findings))
     return Judgement(report, advice, trial, norm)
 
 
@@ -279,10 +280,11 @@ def _with_findings_for(
         is_tolerable = finding.kind in SIGNALS and not isinstance(rule.rule, Descent)
         return finding.excess >= (SOUNDNESS.adam_excess if is_tolerable else 1.0)
 
-    findings = report.findings or ()
-    dropped = [finding for finding in findings if overruled and not matters(finding)]
+    if report.findings is None:  # nothing was judged
+        return report
+    dropped = [finding for finding in report.findings if overruled and not matters(finding)]
     notes = (*report.notes, *(f"{finding} {LEARN_ALL_THE_SAME}" for finding in dropped))
-    return replace(report, findings=tuple(filter(matters, findings)), notes=notes)
+    return replace(report, findings=tuple(filter(matters, report.findings)), notes=notes)
 
 
 def _lower_rate(report: CurvatureReport, rule: rules.OptimizerRule, stable: float) -> str:
