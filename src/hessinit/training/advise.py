@@ -116,15 +116,6 @@ def advise(
     )
     training = Training.of(optimizer)
     rule = rules.build_optimizer_rule(training, problem.model, lr=lr, layers=problem.layers)
-<<<<<<< HEAD
-    measured = functional_form(replace(problem, layers=sorted(rule.rates) or problem.layers))
-    with measured.settings():
-        evaluations, of_all = evaluate_everywhere(measured)
-        limit = _find_limit(rule, evaluations, curvature, search, needed=not trial_steps)
-        facts = _facts_of(measured, evaluations, curvature, of_all)
-        facts["notes"] += (*rule.notes, *note_uncounted(measured, rule.moved), *limit.notes)
-        gradient = loss_gradient(evaluations)
-=======
     held = replace(problem, layers=sorted(rule.rates) or problem.layers)
     work = partial(_measure, rule=rule, curvature=curvature, settings=search)
     try:
@@ -135,7 +126,6 @@ def advise(
         measured = _measure_without_limit(held, work, failure)
     facts = measured.facts
     limit = measured.limit
->>>>>>> main
     rates = None
     warmup = None
     if trial_steps and not rule.tunes_itself:
@@ -147,15 +137,10 @@ def advise(
             trial_steps,
         )
         facts["notes"] += fault
-<<<<<<< HEAD
-    seconds = measured.clock() - started
-    facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient.seconds)}
-=======
     if rates is not None and rates.trained_before and limit.frozen:
         facts["notes"] += (say.NO_GRADIENT_YET,)
     seconds = measured.problem.clock() - started
     facts |= {"seconds": seconds, "gradients": in_gradients(seconds, measured.gradient.seconds)}
->>>>>>> main
     advice = _advise_by_limit(rule, limit, facts)
     if clipping := _explain_clipping(training.clip_norm, measured.gradient.by_leaf):
         advice = replace(advice, stable_reason=f"{advice.stable_reason}{clipping}")
