@@ -1,16 +1,20 @@
-"""Is the advice on the learning rate any good? Twelve problems × SGD, momentum, AdamW × two seeds.
+"""Is the advice on the learning rate any good? Twelve problems × ten optimizers × two seeds.
 
     python benchmarks/advice.py --workers 16                    everything that is missing in the record
     python benchmarks/advice.py --set development --workers 1   the problems on which constants were chosen
     python benchmarks/advice.py --show                          the tables (results/advice.txt)
     python benchmarks/advice.py --draw docs/pictures/advice.png the picture; needs matplotlib
+    python benchmarks/advice.py --optimizers rmsprop --only grid   a part: here the trainings on the grid
 
 For each problem, optimizer and seed: the network with its own weights is trained for 300 steps at the rates
 of a grid in steps of 2, widened until the best rate lies inside; at the rate of `hessinit.advise`, given one
-batch; at the rate of Lightning's learning-rate finder with its defaults; and with the rate and the weights of
-`initialize_(lr="auto", data=...)`. All see the same mini-batches. The loss is the mean of the last 30 steps;
-a training that fails counts with its initial loss. Every finished training is appended to the record at once,
-and what is there is not made again (--record FILE).
+batch; at the rate of Lightning's learning-rate finder with its defaults; and with the rate and the weights
+of `initialize_(lr="auto", data=...)`. All see the same mini-batches. The loss is the mean of the last 30
+steps; a training that fails counts with its initial loss. For optimizers without a closed form the rivals are
+the rules that people type: the rate of AdamW's advice, for Lion a third and a tenth of it. Losses of
+Schedule-Free are those at its averaged weights. Constants for these were chosen on the six development
+problems, too. Every finished training is appended to the record at once, and what is there is not made again
+(--record FILE).
 
 `--text FILE` gives the text of the language models (.txt or .xz); without it, the project's own documents.
 """
@@ -18,6 +22,7 @@ and what is there is not made again (--record FILE).
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import logging
@@ -45,14 +50,55 @@ from hessinit.training import loop
 from hessinit.training.loop import Data, copy_to, read_data, reproducible, seed_everything
 
 STEPS, LAST = 300, 30
-OPTIMIZERS = {"sgd": -3, "momentum": -6, "adamw": -8}  # the power of 2 at which the grid begins
+CLOSED_FORMS = {"sgd": -3, "momentum": -6, "adamw": -8}  # the power of 2 at which the grid begins
+OPTIMIZERS = {
+    **CLOSED_FORMS, "rmsprop": -9, "nadam": -8, "adafactor": -5, "lion": -11, "muon": -8, "schedulefree": -7,
+    "clipped adamw": -8,
+}  # fmt: skip
 SEEDS = (0, 1)
 WORSE, BESIDE = 1.02, 2  # the grid ends where so many rates in a row are so much worse than the best
-FURTHEST = 14
+FURTHEST = 17
 RECORD = Path(__file__).parent / "results" / "advice.jsonl"
-METHODS = {"advise": "hessinit.advise", "finder": "Lightning's finder", "auto": 'initialize_(lr="auto")'}
+METHODS = {
+    "advise": "hessinit.advise", "finder": "Lightning's finder", "auto": 'initialize_(lr="auto")',
+    "as adamw": "AdamW's advice", "third": "AdamW's advice / 3", "tenth": "AdamW's advice / 10",
+}  # fmt: skip
+PARTS = {"as adamw": 1.0, "third": 1 / 3, "tenth": 1 / 10}  # of the rate that is advised for AdamW
 Cell = dict[str, Any]
 Job = tuple[str, str, int]
+
+
+def muon(parameters: list[nn.Parameter], lr: float) -> list[torch.optim.Optimizer]:
+    """Muon for matrices and AdamW for the rest, at one rate: updates have the size of AdamW's."""
+    matrices = [parameter for parameter in parameters if parameter.ndim == 2]
+    others = [parameter for parameter in parameters if parameter.ndim != 2]
+    built: list[torch.optim.Optimizer] = []
+    if matrices:
+        built.append(torch.optim.Muon(matrices, lr=lr, adjust_lr_fn="match_rms_adamw"))
+    return [*built, torch.optim.AdamW(others, lr=lr)]
+
+
+def training_of(optimizer: str) -> hessinit.Training:
+    """What the name stands for, here; Lion and Schedule-Free are packages of their own."""
+    if optimizer == "lion":
+        from lion_pytorch import Lion
+
+        return hessinit.Training(Lion)
+    if optimizer == "schedulefree":
+        from schedulefree import AdamWScheduleFree
+
+        return hessinit.Training(AdamWScheduleFree)
+    if optimizer == "muon":
+        return hessinit.Training(muon)
+    if optimizer == "clipped adamw":
+        return hessinit.Training("adamw", clip_norm=1.0)
+    return hessinit.Training(optimizer)
+
+
+def methods_of(optimizer: str) -> tuple[str, ...]:
+    if optimizer in CLOSED_FORMS:
+        return "advise", "finder", "auto"
+    return ("advise", *PARTS) if optimizer == "lion" else ("advise", "as adamw")
 
 
 # --- Training ---------------------------------------------------------------------------------------------
@@ -64,6 +110,7 @@ class Bench:
     def __init__(self, name: str, optimizer: str, seed: int, text: Path | None) -> None:
         self.problem: Problem = PROBLEMS[name]
         self.optimizer, self.seed = optimizer, seed
+        self.training = training_of(optimizer)
         examples = self.problem.data(read_text(text))
         self.data: Data = read_data(examples, self.problem.batch_size, STEPS)
 
@@ -83,7 +130,7 @@ class Bench:
         """The final loss, None where training failed, and the first one."""
         model = model or self.model()
         seed_everything(self.seed, "training")
-        optimizer = loop.make_optimizer(self.optimizer, model, lr)
+        optimizer = self.training.build(model, lr)
         losses, _ = loop.train(model, self.problem.loss, self.batches(), optimizer, build=self.problem.build)
         final = loop.final_loss(losses, LAST) if len(losses) == STEPS else math.nan
         return {"lr": lr, "loss": final if math.isfinite(final) else None, "first": losses[0]}
@@ -91,10 +138,10 @@ class Bench:
     def step_seconds(self) -> float:
         """The median time of a training step: gradient and update."""
         model, (inputs, targets), times = self.model(), self.batch(), []
-        optimizer = loop.make_optimizer(self.optimizer, model, 1e-6)
+        optimizer = self.training.build(model, 1e-6)
         for _ in range(22):
             started = time.process_time()
-            optimizer.zero_grad()
+            model.zero_grad()
             self.problem.loss(model(inputs), targets).backward()
             optimizer.step()
             times.append(time.process_time() - started)
@@ -104,10 +151,14 @@ class Bench:
 
     def advise(self) -> tuple[float, nn.Module | None, Cell]:
         model, batch = self.model(), self.batch()
-        advice = hessinit.advise(model, self.problem.loss, batch, optimizer=self.optimizer)
+        advice = hessinit.advise(model, self.problem.loss, batch, optimizer=self.training)
         more = {"stable": advice.stable_learning_rate, "norm": advice.norm.value}
         more["half_steps"] = sum(trial.steps for trial in advice.trials)
         return advice.learning_rate, None, more
+
+    def part_of_adamw(self, method: str) -> tuple[float, nn.Module | None, Cell]:
+        advice = hessinit.advise(self.model(), self.problem.loss, self.batch(), optimizer="adamw")
+        return PARTS[method] * advice.learning_rate, None, {}
 
     def auto(self) -> tuple[float, nn.Module | None, Cell]:
         model, batch = self.model(), self.batch()
@@ -115,7 +166,7 @@ class Bench:
         result = hessinit.initialize_(
             hessinit.Problem(model, self.problem.loss, batch, seed=self.seed),
             lr="auto",
-            optimizer=self.optimizer,
+            optimizer=self.training,
             data=(examples.inputs, examples.targets),
             progress=False,
         )  # fmt: skip
@@ -143,7 +194,7 @@ class Bench:
                 return bench.problem.loss(self.network(batch[0]), batch[1])
 
             def configure_optimizers(self) -> Any:
-                return loop.make_optimizer(bench.optimizer, self, self.lr)
+                return bench.training.build(self, self.lr).optimizers[0]
 
         batches = list(itertools.islice(self.batches(), STEPS))
         with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +209,7 @@ class Bench:
         return suggested or 1e-3, None, {"steps": steps, "suggested": suggested}
 
 
-def run(job: Job, known: list[Cell], text: Path | None, record: Path) -> str:
+def run(job: Job, known: list[Cell], text: Path | None, record: Path, only: list[str] | None) -> str:
     """Make the missing trainings of a job, and append each to the record."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -172,15 +223,16 @@ def run(job: Job, known: list[Cell], text: Path | None, record: Path) -> str:
             lines.write(json.dumps(mine[-1]) + "\n")
 
     with reproducible():
-        for method in METHODS:
-            if not any(cell["what"] == method for cell in mine):
-                if method != "auto":  # too long for imports and cold caches to matter
-                    getattr(bench, method)()
+        for method in methods_of(job[1]):
+            if not any(cell["what"] == method for cell in mine) and method in (only or METHODS):
+                make = getattr(bench, method, functools.partial(bench.part_of_adamw, method))
+                if method in ("advise", "finder"):  # others are too long for cold caches to matter
+                    make()
                 begun = time.process_time()
-                lr, model, more = getattr(bench, method)()
+                lr, model, more = make()
                 cost = (time.process_time() - begun) / bench.step_seconds()
                 keep(bench.train(lr, model) | more | {"gradients": cost}, method)
-        while True:
+        while "grid" in (only or ["grid"]):
             missing = next_rate(
                 {cell["lr"]: counted(cell) for cell in mine if cell["what"] == "grid"}, job[1]
             )
@@ -263,7 +315,7 @@ def outcomes_of(cells: Iterable[Cell]) -> list[Outcome]:
     whole = [
         Outcome(group)
         for group in groups.values()
-        if set(METHODS) <= {cell["what"] for cell in group} and any(cell["what"] == "grid" for cell in group)
+        if {*methods_of(group[0]["optimizer"]), "grid"} <= {cell["what"] for cell in group}
     ]
     places = {name: place for place, name in enumerate(PROBLEMS)}
     return sorted(
@@ -278,10 +330,13 @@ def summarize(title: str, found: list[Outcome]) -> None:
         f"{'gradients, median':>19}{'most':>6}"
     )
     for method, name in METHODS.items():
-        near = statistics.fmean(one.is_near(method) for one in found)
-        excess = [one.excess(method) for one in found]
-        cost = [one.methods[method]["gradients"] for one in found]
-        fails = sum(one.fails(method) for one in found)
+        some = [one for one in found if method in one.methods]
+        if not some:
+            continue
+        near = statistics.fmean(one.is_near(method) for one in some)
+        excess = [one.excess(method) for one in some]
+        cost = [one.methods[method]["gradients"] for one in some]
+        fails = sum(one.fails(method) for one in some)
         shown = "-" if method == "auto" else f"{near:.0%}"  # its weights are others
         print(
             f"{name:26}{shown:>10}{statistics.median(excess):>16.1%}{statistics.fmean(excess):>8.0%}"
@@ -294,18 +349,23 @@ def show(cells: list[Cell]) -> None:
     if not found:
         raise SystemExit("The record holds no complete cell.")
     print("Rates as multiples of the best of the grid, and excess loss (loss / best of the grid − 1).")
-    print(f"{'problem':16}{'optimizer':10}{'seed':>4}{'best':>10}{'loss':>8} |" + "".join(
-        f"{name:>22}" for name in METHODS
-    ))  # fmt: skip
-    for one in found:
-        shown = "".join(f"{one.times_best(m):>12.2f}×{one.excess(m):>9.1%}" for m in METHODS)
-        print(
-            f"{one.problem:16}{one.optimizer:10}{one.seed:>4}{one.best_rate:>10.3g}{one.best:>8.3f} |{shown}"
-        )
-    summarize("All", found)
-    for title, names in (("Development", DEVELOPMENT), ("The others", tuple(PROBLEMS)[6:])):
-        if some := [one for one in found if one.problem in names]:
-            summarize(title, some)
+    for names in (tuple(CLOSED_FORMS), tuple(OPTIMIZERS)[3:]):
+        methods = list(dict.fromkeys(method for name in names for method in methods_of(name)))
+        print(f"\n{'problem':16}{'optimizer':14}{'seed':>4}{'best':>10}{'loss':>8} |" + "".join(
+            f"{name:>22}" for name in methods
+        ))  # fmt: skip
+        for one in (one for one in found if one.optimizer in names):
+            shown = "".join(
+                f"{one.times_best(m):>12.2f}×{one.excess(m):>9.1%}" for m in methods if m in one.methods
+            )
+            best = f"{one.best_rate:>10.3g}{one.best:>8.3f}"
+            print(f"{one.problem:16}{one.optimizer:14}{one.seed:>4}{best} |{shown}")
+        some = [one for one in found if one.optimizer in names]
+        for title, problems in (
+            ("All", tuple(PROBLEMS)), ("Development", DEVELOPMENT), ("The others", tuple(PROBLEMS)[6:])
+        ):  # fmt: skip
+            if those := [one for one in some if one.problem in problems]:
+                summarize(f"{title} ({', '.join(names)})", those)
     for optimizer in OPTIMIZERS:
         if some := [one for one in found if one.optimizer == optimizer]:
             summarize(optimizer, some)
@@ -321,7 +381,7 @@ def draw(cells: list[Cell], path: Path) -> None:
     found = outcomes_of(cells)
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 4), sharey=True, layout="constrained")
     marks = {"advise": ("o", "C0"), "finder": ("x", "C1")}
-    for axis, optimizer in zip(axes, OPTIMIZERS, strict=True):
+    for axis, optimizer in zip(axes, CLOSED_FORMS, strict=True):
         axis.axvspan(0.5, 2, color="0.9", label="within a factor 2 of the best rate")
         for method, (mark, colour) in marks.items():
             some = [one for one in found if one.optimizer == optimizer]
@@ -344,6 +404,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--text", type=Path, help="the text of the language models")
     parser.add_argument("--record", type=Path, default=RECORD)
+    parser.add_argument("--optimizers", nargs="+", choices=[*OPTIMIZERS], default=[*OPTIMIZERS])
+    parser.add_argument("--only", nargs="+", choices=[*METHODS, "grid"], help="make these only")
     parser.add_argument("--fresh", nargs="+", choices=[*METHODS, "grid"], help="make these again")
     parser.add_argument("--show", action="store_true", help="train nothing; print the tables")
     parser.add_argument("--draw", type=Path, metavar="PNG", help="train nothing; draw the picture")
@@ -356,11 +418,16 @@ def main() -> None:
             show(cells)
         return
     names = DEVELOPMENT if arguments.set == "development" else tuple(PROBLEMS)
+
+    def is_fresh(cell: Cell) -> bool:
+        chosen = cell["problem"] in names and cell["optimizer"] in arguments.optimizers
+        return chosen and cell["what"] in arguments.fresh
+
     if arguments.fresh:
-        cells = [c for c in cells if c["what"] not in arguments.fresh or c["problem"] not in names]
+        cells = [c for c in cells if not is_fresh(c)]
         arguments.record.write_text("".join(json.dumps(cell) + "\n" for cell in cells), encoding="utf-8")
-    jobs = [(name, optimizer, seed) for seed in SEEDS for name in names for optimizer in OPTIMIZERS]
-    started, work = time.perf_counter(), (cells, arguments.text, arguments.record)
+    jobs = [(name, optimizer, seed) for seed in SEEDS for name in names for optimizer in arguments.optimizers]
+    started, work = time.perf_counter(), (cells, arguments.text, arguments.record, arguments.only)
     with ProcessPoolExecutor(arguments.workers, get_context("spawn")) as pool:
         running = {pool.submit(run, job, *work): job for job in jobs}
         for future in as_completed(running):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
 
 import hessinit
 from calls import measure
 from hessinit.curvature import engine, operators
+from several_ranks import TESTS, run_on_ranks
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -192,3 +196,65 @@ def test_tf32_is_used_where_its_rounding_fits_into_the_tolerance() -> None:
         assert abs(row.norm - exact.norm) <= row.top.error
     kinked = nn.Sequential(model[0], nn.ReLU(), model[4])
     assert "TF32" not in hessinit.measure(kinked, LOSS, data, network=False, tolerance=0.1).engine_reason
+
+
+class Attentive(nn.Module):
+    """One layer of attention by a kernel, in 16 bits where it wants that."""
+
+    def __init__(self, attend: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(32, 96), nn.Linear(32, 5)
+        self.attend, self.kind = attend, dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.into(x).unflatten(2, (3, 2, 16)).permute(2, 0, 3, 1, 4).to(self.kind)
+        return self.out(self.attend(*heads).float().transpose(1, 2).flatten(2).mean(1))
+
+
+def by_flash(*heads: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(*heads)
+
+
+def by_flex(*heads: torch.Tensor) -> torch.Tensor:
+    return torch.compile(flex_attention)(*heads)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+@pytest.mark.parametrize(
+    ("attend", "dtype", "relative"),
+    [(by_flash, torch.bfloat16, 0.05), (by_flex, torch.float32, 5e-3)],
+    ids=["flash", "flex"],
+)
+def test_the_plain_engine_measures_attention_kernels_as_they_are_trained(
+    attend: Any, dtype: torch.dtype, relative: float
+) -> None:
+    torch.manual_seed(0)
+    expected = Attentive(F.scaled_dot_product_attention, torch.float32).cuda()
+    model = Attentive(attend, dtype).cuda()
+    model.load_state_dict(expected.state_dict())
+    data = torch.randn(16, 128, 32, device="cuda"), torch.randint(5, (16,), device="cuda")
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    truth = hessinit.measure(expected, LOSS, data)
+    report = hessinit.measure(model, LOSS, data, estimator="plain", tolerance=0.05)
+    assert report.engine == "plain"
+    for row, true in zip((*report, report.network), (*truth, truth.network), strict=True):
+        assert row.norm == pytest.approx(true.norm, rel=relative)
+        assert abs(row.norm - true.norm) <= row.error + true.error
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_model_is_measured_as_compiled_on_a_gpu() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 5)).cuda()
+    data = torch.randn(64, 16, device="cuda"), torch.randint(5, (64,), device="cuda")
+    truth = hessinit.measure(model, LOSS, data)
+    report = hessinit.measure(torch.compile(model), LOSS, data, estimator="plain")
+    for row, true in zip((*report, report.network), (*truth, truth.network), strict=True):
+        assert row.norm == pytest.approx(true.norm, rel=2e-3)
+
+
+def test_a_model_sharded_on_a_gpu_is_measured_tried_and_fitted_as_the_plain_one(tmp_path: Path) -> None:
+    # One rank: NCCL takes one a device.
+    run_on_ranks(TESTS / "measurement" / "sharded_ranks.py", "answer_on_a_gpu", tmp_path, 1)

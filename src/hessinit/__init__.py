@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from hessinit.training.compare import compare as compare
     from hessinit.training.compare import sweep as sweep
     from hessinit.training.initialize import initialize_ as initialize_
+    from hessinit.training.optimizers import Training as Training
     from hessinit.training.track import Tracker as Tracker
     from hessinit.training.track import TrackSettings as TrackSettings
     from hessinit.training.track import track as track

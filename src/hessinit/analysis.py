@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from hessinit.curvature.derivative_check import check_gradients, check_loss
-from hessinit.curvature.evaluation import Evaluation, cost_since, evaluate
+from hessinit.curvature.engine_choice import evaluate
+from hessinit.curvature.evaluation import Evaluation, cost_since
 from hessinit.errors import ProblemError
 from hessinit.measurement.facts import facts_of, in_running_order, note_unchecked, notes_on
 from hessinit.problem.checks import Layer as Layer

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hessinit
-from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.engine_choice import evaluate
+from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.layer_uses import find_uses, read_call
 from hessinit.curvature.loss_hessian import LossFactor, check_curved, factor_loss_hessian
 from hessinit.problem.functional import FunctionalProblem

@@ -17,7 +17,8 @@ import hessinit
 from calls import measure
 from hessinit.curvature import evaluation as evaluations
 from hessinit.curvature import loss_hessian, tangents
-from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.engine_choice import evaluate
+from hessinit.curvature.evaluation import Evaluation
 from hessinit.curvature.krylov import random_like
 from hessinit.curvature.loss_hessian import SoftmaxHessian
 from hessinit.problem.functional import FunctionalProblem

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.engine_choice import evaluate
 from hessinit.measurement.diagnostics import SATURATED_BELOW, diagnose
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import hessinit
 from calls import measure
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.engine_choice import evaluate
 from hessinit.measurement.jacobians import jacobian_bounds
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem

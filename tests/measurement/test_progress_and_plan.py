@@ -16,7 +16,7 @@ from torch import nn
 
 import hessinit
 from calls import call, measure
-from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.engine_choice import evaluate
 from hessinit.curvature.progress import Progress
 from hessinit.measurement import plan as costs
 from hessinit.problem.functional import FunctionalProblem

@@ -87,6 +87,7 @@ class Engine(ABC):
     ends: lanczos.Which = "both"  # that must converge in a block that may be indefinite
     rank: int | None = None  # at most that of a semidefinite curvature; None if it is indefinite
     settings: LanczosSettings
+    states_rounding = False  # whether the stated errors include that of the products
 
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
         """The extremes of every leaf's own block."""

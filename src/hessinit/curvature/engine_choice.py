@@ -1,18 +1,28 @@
-"""Which engine measures a problem: Gram, Lanczos or the exact Hessian, and why."""
+"""Which engine measures a problem: Gram, Lanczos, the exact Hessian or the plain one, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from hessinit.curvature import derivative_check, lanczos
 from hessinit.curvature.engine import Engine, LanczosEngine, LanczosSettings
-from hessinit.curvature.evaluation import Evaluation, unused_leaves
+from hessinit.curvature.evaluation import Evaluation, join_evaluations, unused_leaves
 from hessinit.curvature.gram import trace_grams
 from hessinit.curvature.gram_engine import GramEngine, GramLinearization
 from hessinit.curvature.hessian_engine import HessianEngine
 from hessinit.curvature.loss_hessian import LossFactor, check_curved
-from hessinit.errors import ProblemError
+from hessinit.curvature.plain_engine import PlainEvaluation, plain_engine
+from hessinit.curvature.shares import join_shares
+from hessinit.errors import DerivativeError, ProblemError
+from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.in_place import InPlaceProblem
+from hessinit.problem.problem import Problem
+from hessinit.problem.ranks import Ranks, lockstep_ranks
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,51 @@ COSTS = EngineCosts()
 _UNKNOWN_CALLS = "calls mix the examples, or are none of dense, convolution, embedding"
 
 
+def exactly_or_plainly(
+    problem: Problem, estimator: str, ranks: Ranks | None, work: Callable[[FunctionalProblem], T]
+) -> T:
+    """The work on a problem in functional form; where that cannot be, on the model in place.
+
+    A model that cannot be differentiated twice or taken apart is run as it is trained, and so is a
+    sharded one. What the plain engine refuses, too, is refused for the first reason.
+    """
+    if estimator == "plain":
+        return work(InPlaceProblem(problem, "estimator='plain' was asked for"))
+    if ranks is not None and ranks.sharded:
+        return work(functional_form(problem))
+    try:
+        return work(FunctionalProblem(problem))
+    except DerivativeError as refusal:
+        if estimator != "auto" or ranks is not None:
+            raise
+        reason = re.split(r"[:;]|\.\s", str(refusal), maxsplit=1)[0]
+        try:
+            return work(InPlaceProblem(problem, f"not by the exact engines, as {reason}"))
+        except Exception:
+            raise refusal from None
+
+
+def functional_form(problem: Problem) -> FunctionalProblem:
+    """The problem in functional form; that of a sharded model in place."""
+    ranks = lockstep_ranks()
+    if ranks is None:
+        return FunctionalProblem(problem)
+    return InPlaceProblem(problem, "the weights are sharded", ranks)
+
+
+def evaluate_everywhere(problem: FunctionalProblem) -> tuple[list[Evaluation], dict[str, Any]]:
+    """The evaluations; in lockstep with other ranks also loss and examples of all of them."""
+    ranks = lockstep_ranks()
+    return (evaluate(problem), {}) if ranks is None else join_shares(ranks, evaluate(problem))
+
+
+def evaluate(problem: FunctionalProblem) -> list[Evaluation]:
+    """One evaluation for each batch, weighted by its examples if the loss is a mean."""
+    if isinstance(problem, InPlaceProblem):
+        return join_evaluations([PlainEvaluation(problem, batch) for batch in problem.batches])
+    return join_evaluations([Evaluation(problem, batch) for batch in problem.batches])
+
+
 def build_engine(
     evaluations: Sequence[Evaluation],
     curvature: str,
@@ -40,6 +95,8 @@ def build_engine(
     Gauss-Newton goes by Gram matrices where examples and outputs allow it and it is cheaper, else
     by Lanczos.
     """
+    if isinstance(evaluations[0].problem, InPlaceProblem):
+        return plain_engine(evaluations, curvature, settings)
     for evaluation in evaluations:
         derivative_check.check_loss(evaluation)
         if curvature == "hessian":

@@ -169,6 +169,19 @@ class BatchGraph:
             output, leaves, cotangent, retain_graph=True, materialize_grads=True
         )
 
+    def loss_gradients(self) -> Sequence[Tensor]:
+        """The gradient of the loss by every leaf, times the weight of this batch.
+
+        The graphs are freed.
+        """
+        with self.graphs():
+            loss = self.loss
+        leaves = list(self.leaves.values())
+        gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        if self.weight == 1:
+            return gradients
+        return [gradient * self.weight for gradient in gradients]
+
     def at_weights(self, weights: Mapping[str, Tensor]) -> BatchGraph:
         """The same batch at other weights, with graphs of its own."""
         leaves = {name: weights[name].requires_grad_() for name in self.leaves}
@@ -197,6 +210,7 @@ class Evaluation(BatchGraph):
     """A batch at the problem's weights, checked: finite, deterministic, a function of them."""
 
     separable: bool  # whether a part of the batch can be evaluated alone
+    adds_to_loss: str | None = None  # a weight on which the loss depends beside the output
 
     def __init__(self, problem: FunctionalProblem, batch: Batch) -> None:
         super().__init__(problem, batch)
@@ -266,9 +280,9 @@ def graphs_of(evaluations: Sequence[BatchGraph], *, anew: bool = False) -> Itera
         yield
 
 
-def evaluate(problem: FunctionalProblem) -> list[Evaluation]:
-    """One evaluation for each batch, weighted by its examples if the loss is a mean."""
-    evaluations = [Evaluation(problem, batch) for batch in problem.batches]
+def join_evaluations(evaluations: list[Evaluation]) -> list[Evaluation]:
+    """The evaluations of all batches, weighted by their examples if the loss is a mean."""
+    problem = evaluations[0].problem
     if len(evaluations) == 1:
         return evaluations
     reduction = find_reduction(evaluations)
@@ -372,15 +386,12 @@ def loss_gradient(evaluations: Sequence[Evaluation]) -> LossGradient:
     outputs = list[Tensor]()
     seconds = 0.0
     for evaluation in evaluations:
-        with evaluation.graphs():
-            loss = evaluation.loss
-            outputs = outputs or [evaluation.output.detach()]
+        assert evaluation.loss is not None  # its graph is built before the clock starts
+        outputs = outputs or [evaluation.output.detach()]
         started = evaluation.problem.clock()
-        leaves = list(evaluation.leaves.values())
-        gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
+        gradients = evaluation.loss_gradients()
         seconds += evaluation.forward_seconds + evaluation.problem.clock() - started
-        for name, gradient in zip(evaluation.leaves, gradients, strict=True):
-            part = gradient if evaluation.weight == 1 else gradient * evaluation.weight
+        for name, part in zip(evaluation.leaves, gradients, strict=True):
             by_leaf[name] = by_leaf[name] + part if name in by_leaf else part
     return LossGradient(by_leaf, outputs[0], seconds)
 

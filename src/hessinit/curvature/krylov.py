@@ -34,9 +34,16 @@ class Operator(Protocol):
     def __matmul__(self, other: Tensor, /) -> Tensor: ...
 
 
+def ranks_of(operator: Operator) -> Reduction | None:
+    """The ranks that hold the other parts of the operator's vectors, if any."""
+    return getattr(operator, "ranks", None)
+
+
 def operator_size(operator: Operator) -> int:
+    """The length of the operator's vectors; in a job, of the part that this rank holds."""
     shape = tuple(operator.shape)
-    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
+    is_empty = shape[:1] == (0,) and ranks_of(operator) is None
+    if len(shape) != 2 or shape[0] != shape[1] or is_empty:
         need = "spectra need a square, non-empty one, such as A.T @ A"
         raise ValueError(f"the operator has shape {shape}; {need}.")
     if operator.dtype not in (torch.float32, torch.float64):
@@ -100,6 +107,15 @@ class BasisMemory:
 MEMORY = BasisMemory()
 
 
+class Reduction(Protocol):
+    """Adds up what the ranks of a job hold, where each has a part of every vector."""
+
+    @property
+    def rank(self) -> int: ...
+    def sum(self, tensor: Tensor, /) -> Tensor: ...
+    def max(self, tensor: Tensor, /) -> Tensor: ...
+
+
 class RitzSpectrum(NamedTuple):
     """The Ritz values of one run, ascending, and their residuals, both in units of `scale`.
 
@@ -141,8 +157,11 @@ class LanczosProcess:
         initial: Tensor,
         locked: Tensor | None = None,
         most_blocks: int | None = None,
+        ranks: Reduction | None = None,
     ) -> None:
         count, self.size = initial.shape
+        self._ranks = ranks
+        self.total_size = int(self._sum(torch.tensor(self.size)))
         self.runs = list(range(count))
         self.steps = 0
         self.exhausted = np.zeros(count, dtype=bool)
@@ -156,14 +175,16 @@ class LanczosProcess:
         self._locked: list[Tensor] = []
         if locked is not None and locked.shape[1]:
             self._locked.append(locked.T.contiguous().unsqueeze(0))
-        self._room = self.size - sum(block.shape[1] for block in self._locked)
+        self._room = self.total_size - sum(block.shape[1] for block in self._locked)
         self._blocks: list[Tensor] = []
         self._rows_used = 0
         self._current = self._next_row(initial)
-        torch.mul(initial.detach(), 1 / power_of_two_scale(initial), out=self._current)
+        largest = np.array(float(self._largest_entries(initial.detach()).max()))
+        scale = float(powers_of_two(largest, initial.dtype))
+        torch.mul(initial.detach(), 1 / scale, out=self._current)
         for _ in range(2):
-            _project_out(self._current, self._locked)
-        self._current.div_(torch.linalg.vector_norm(self._current, dim=1, keepdim=True))
+            self._project_out(self._current, self._locked)
+        self._current.div_(self._norms(self._current).unsqueeze(1))
 
     def step(self) -> None:
         """Extend the basis of each run by a vector, and its tridiagonal matrix by a row.
@@ -180,7 +201,7 @@ class LanczosProcess:
         """
         products = self._products(self._current, self.runs).detach()
         if not self.steps:
-            largest = products.abs().amax(dim=1)
+            largest = self._largest_entries(products)
             limit = largest_exponent(products.dtype)
             exponents = (torch.frexp(largest).exponent - 1).clamp(-limit, limit)
             # Powers of two: to multiply by them is exact.
@@ -189,9 +210,9 @@ class LanczosProcess:
         candidate = self._next_row(self._current)
         torch.mul(products, self._inverses.unsqueeze(1), out=candidate)
         # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
-        along = _project_out(candidate, basis)
-        correction = _project_out(candidate, basis)
-        norms = torch.linalg.vector_norm(candidate, dim=1)
+        along = self._project_out(candidate, basis)
+        correction = self._project_out(candidate, basis)
+        norms = self._norms(candidate)
         candidate.div_(norms.unsqueeze(1))
         self._current = candidate
         return torch.stack((self._inverses, along[:, -1], correction[:, -1], norms)).double()
@@ -254,11 +275,43 @@ class LanczosProcess:
             if rows > 0:
                 result.addmm_(block[0, :rows].T, coefficients[row : row + rows])
             row += rows
+        if self._ranks is not None:
+            return result.div_(self._norms(result.T))
         return result.div_(torch.linalg.vector_norm(result, dim=0))
+
+    def _sum(self, numbers: Tensor) -> Tensor:
+        return numbers if self._ranks is None else self._ranks.sum(numbers).to(numbers.dtype)
+
+    def _norms(self, vectors: Tensor) -> Tensor:
+        """The length of each row."""
+        norms = torch.linalg.vector_norm(vectors, dim=1)
+        return norms if self._ranks is None else self._sum(norms.square()).sqrt()
+
+    def _largest_entries(self, vectors: Tensor) -> Tensor:
+        """The largest |entry| of each row."""
+        if self._ranks is None:
+            return vectors.abs().amax(dim=1)
+        largest = vectors.new_zeros(len(vectors))  # of a rank that holds no entry
+        if vectors.shape[1]:
+            largest = vectors.abs().amax(dim=1)
+        return self._ranks.max(largest).to(vectors.dtype)
+
+    def _project_out(self, vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
+        """Subtract from each vector its projection on the basis of its run, in place.
+
+        Returns the coefficients along the last block.
+        """
+        if self._ranks is None:
+            return _project_out(vectors, basis)
+        coefficients = vectors
+        for block in basis:
+            coefficients = self._sum(torch.bmm(block, vectors.unsqueeze(2)).squeeze(2))
+            vectors -= torch.bmm(block.mT, coefficients.unsqueeze(2)).squeeze(2)
+        return coefficients
 
     def _next_row(self, like: Tensor) -> Tensor:
         if not self._blocks or self._rows_used == self._blocks[-1].shape[1]:
-            fitting = max(4, MEMORY.numbers_per_block // like.numel())
+            fitting = max(4, MEMORY.numbers_per_block // (len(like) * self.total_size))
             rows = min(self._room + 1, MEMORY.rows_per_block, fitting)
             self._blocks.append(like.new_empty(len(like), rows, self.size))
             self._rows_used = 0
@@ -468,6 +521,7 @@ def not_finite(products: int, sign: float = 1.0) -> Estimate:
 
 
 ProbeKind = Literal["gaussian", "rademacher"]
+_SEED_OF_RANK = 1_000_003  # apart from the seeds of one rank, which differ by small numbers
 
 # A GPU draws longer probes itself: about a thousand times as fast as a CPU.
 _LONGEST_FROM_CPU = 2**16
@@ -523,7 +577,10 @@ class ProbeStream:
 
 
 def probe_stream(operator: Operator, seed: int, kind: ProbeKind = "gaussian") -> ProbeStream:
+    ranks = ranks_of(operator)
     size = operator_size(operator)
+    if ranks is not None:
+        seed += _SEED_OF_RANK * ranks.rank
     return ProbeStream(size, seed=seed, kind=kind, dtype=operator.dtype, device=operator.device)
 
 

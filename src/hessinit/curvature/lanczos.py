@@ -120,15 +120,21 @@ class LanczosSearch:
         initial: Tensor,
         goal: Goal,
         start_square: float | None = None,
+        ranks: krylov.Reduction | None = None,
     ) -> None:
         self._goal = goal
         self._start_square = start_square
         self._rarity = goal.rarity or krylov.rarity(goal.tolerance)
-        self._runs, self._size = initial.shape
-        self._limit = min(goal.max_iterations, self._size)
-        self._keeps_all = self._size < krylov.MEMORY.size_of_large
+        self._runs, length = initial.shape
+        if ranks is not None:  # whose parts may differ in length
+            length = int(ranks.max(torch.tensor(length)))
+        self._keeps_all = length < krylov.MEMORY.size_of_large
         most_blocks = None if self._keeps_all else krylov.MEMORY.blocks_of_large
-        self._process = krylov.LanczosProcess(products, initial, most_blocks=most_blocks)
+        self._process = krylov.LanczosProcess(
+            products, initial, most_blocks=most_blocks, ranks=ranks
+        )
+        self._size = self._process.total_size
+        self._limit = min(goal.max_iterations, self._size)
         self._results: dict[int, LanczosResult] = {}
 
     @classmethod
@@ -143,6 +149,7 @@ class LanczosSearch:
             initial.to(operator.device, operator.dtype).unsqueeze(0),
             goal,
             None if start is None else start.square,
+            krylov.ranks_of(operator),
         )
 
     @property
@@ -180,7 +187,7 @@ class LanczosSearch:
         """The unit Ritz vector of the norm; zeros if there is none or the basis was not kept."""
         (spectrum,) = self._process.ritz()
         if not (spectrum.norm and math.isfinite(spectrum.scale) and self._keeps_all):
-            return torch.zeros(self._size)
+            return torch.zeros(self._process.size)
         leading = [np.abs(spectrum.values).argmax()]
         return self._process.ritz_vectors(spectrum.vectors[:, leading]).squeeze(1)
 

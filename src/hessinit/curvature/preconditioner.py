@@ -10,12 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hessinit.curvature import lanczos, operators
+from hessinit.curvature import krylov, lanczos, operators
 from hessinit.curvature.engine import Engine, LanczosSettings
-from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import Evaluation, evaluate, find_reduction
-from hessinit.problem.batches import part_of
+from hessinit.curvature.engine_choice import build_engine, evaluate
+from hessinit.curvature.evaluation import Evaluation, find_reduction
+from hessinit.curvature.plain_engine import PlainEvaluation
+from hessinit.problem.batches import Batch, part_of
 from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.ranks import mean_over_ranks, on_any_rank, require_alike, smallest_over_ranks
 from hessinit.results.advice import check_fraction, check_nonnegative
 from hessinit.results.curvature_report import Estimate
 
@@ -85,6 +87,7 @@ class ScaledCurvature(operators.LinearOperator):
         diagonal: Tensor | None = None,
     ) -> None:
         super().__init__((scale.numel(), scale.numel()), scale)
+        self.ranks = krylov.ranks_of(curvature)
         self._curvature = curvature
         self._root = scale.rsqrt()
         self._diagonal = diagonal
@@ -150,8 +153,11 @@ def measure_adam(
     is_moving = moments.square > 0
     rates = 1.0 if relative_rates is None else relative_rates
     scale = torch.where(is_moving, moments.square.sqrt() + rule.eps, torch.inf) / rates
-    frozen = int((~is_moving).sum())
-    if frozen == is_moving.numel():
+    problem = evaluations[0].problem
+    counts = torch.tensor([float(is_moving.sum()), float(is_moving.numel())])
+    moving, total = problem.totals(counts)
+    frozen = int(total - moving)
+    if not moving:
         norm = Estimate(0.0, 0.0, True, "the gradient is zero: no weight moves", 0)
         return AdamCurvature(norm, math.inf, frozen, tuple(notes))
     if diagonal is not None:
@@ -160,8 +166,7 @@ def measure_adam(
     norm = spectral_norm(scaled, settings, semidefinite=semidefinite)
     quotient = gradient / (gradient.abs() + rule.eps)
     step = torch.where(gradient != 0, quotient, torch.zeros_like(gradient)) * rates
-    slope = float(gradient @ step)
-    curvature = float(step @ (operator @ step))
+    slope, curvature = problem.totals(torch.stack([gradient @ step, step @ (operator @ step)]))
     # Where `−t slope + t²/2 curvature` is smallest; inf where it only falls, 0 where it overflows.
     first_step = slope / curvature if curvature > 0 else math.inf
     if not math.isfinite(slope + curvature):
@@ -199,10 +204,13 @@ def gradient_moments(evaluations: Sequence[Evaluation]) -> GradientMoments:
     is_sum = find_reduction(evaluations) == "sum"
     # A summed loss adds the batches up: a single one stands for all of them, times their number.
     factor = float(len(evaluations)) if is_sum else 1.0
-    gradients = [_gradient(evaluation.loss, evaluation) for evaluation in evaluations]
-    gradient = _weighted_sum(gradients, [evaluation.weight for evaluation in evaluations])
+    gradients = [_gradient(evaluation) for evaluation in evaluations]
+    gradient = _weighted_sum(gradients, list(map(_weight_of_all, evaluations)))
     rows = evaluations[0].problem.rows
-    fractions = [evaluation.batch.rows / rows for evaluation in evaluations]
+    fractions = [
+        float(mean_over_ranks(torch.tensor(evaluation.batch.rows / rows)))
+        for evaluation in evaluations
+    ]
     squares = [(batch_gradient * factor).square() for batch_gradient in gradients]
     square = _weighted_sum(squares, fractions)
     noises = []
@@ -215,29 +223,65 @@ def gradient_moments(evaluations: Sequence[Evaluation]) -> GradientMoments:
     return GradientMoments(gradient, torch.maximum(square, noise), True)
 
 
-def _gradient(loss: Tensor, evaluation: Evaluation) -> Tensor:
-    leaves = list(evaluation.problem.leaves.values())
+def minibatch_gradients(evaluations: Sequence[Evaluation], most: int) -> list[Tensor]:
+    """Return flat gradients with the noise of mini-batches, an odd number of at most `most`.
+
+    Their mean is that of the batches, from each of which they differ as its parts do, over the
+    square root of their number. A batch that cannot be split gives one.
+    """
+    factor = len(evaluations) if find_reduction(evaluations) == "sum" else 1
+    gradients = []
+    for evaluation in evaluations[:most]:
+        gradient = _gradient(evaluation)
+        parts = _gradients_of_parts(evaluation, factor > 1, most)
+        deviations = torch.zeros_like(gradient)[None]
+        if parts is not None:
+            deviations = (parts - parts.mean(0)) / math.sqrt(len(parts))
+        gradients += [factor * (gradient + deviation) for deviation in deviations]
+    gradients = gradients[:most]
+    return gradients[: len(gradients) - 1 + len(gradients) % 2]
+
+
+def _gradient(evaluation: Evaluation, part: Batch | None = None) -> Tensor:
+    """The gradient of the loss of a batch, or of a part of it, flat; that of all ranks together."""
+    problem = evaluation.problem
+    if isinstance(evaluation, PlainEvaluation):
+        return operators.join(evaluation.loss_gradients(part)) / _weight_of_all(evaluation)
+    loss = evaluation.loss if part is None else problem.loss_of(problem.output(part), part)
+    leaves = list(problem.leaves.values())
     gradients = torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True)
     return operators.join(gradients).detach()
 
 
+def _weight_of_all(evaluation: Evaluation) -> float:
+    """The weight in the loss of all, with that of the batches of other ranks."""
+    return sum(evaluation.problem.totals(torch.tensor([evaluation.weight])))
+
+
 def _noise(evaluation: Evaluation, is_sum: bool) -> Tensor | None:
     """The variance of the batch's gradient; None if its parts cannot be evaluated alone."""
-    problem = evaluation.problem
+    gradients = _gradients_of_parts(evaluation, is_sum, PARTS)
+    if gradients is None:
+        return None
+    noise = gradients.var(0) / len(gradients)
+    return None if on_any_rank(not torch.isfinite(noise).all()) else noise
+
+
+def _gradients_of_parts(evaluation: Evaluation, is_sum: bool, most: int) -> Tensor | None:
     size = evaluation.batch.size
-    count = min(PARTS, size)
+    count = int(smallest_over_ranks(min(most, size)))
     if count < 2:
         return None
     gradients = []
     for first in range(count):
         part = part_of(evaluation.batch, torch.arange(first, size, count))
         try:
-            gradient = _gradient(problem.loss_of(problem.output(part), part), evaluation)
-        except (RuntimeError, ValueError, IndexError, TypeError):
+            gradient = _gradient(evaluation, part)
+        except (RuntimeError, ValueError, IndexError, TypeError) as failure:
+            require_alike(failure)
             return None  # the forward or the loss needs the whole batch
         gradients.append(gradient * (size / part.size) if is_sum else gradient)
-    noise = torch.stack(gradients).var(0) / count
-    return noise if bool(torch.isfinite(noise).all()) else None
+    return torch.stack(gradients)
 
 
 def _weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

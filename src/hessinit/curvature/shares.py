@@ -59,8 +59,10 @@ def join_shares(
     other.
     """
     problem = evaluations[0].problem
+    # Ranks in lockstep train on the mean of their own losses, whatever these make of a share.
+    coupling = "" if ranks.sharded else next(filter(None, map(_coupling, evaluations)), "")
     share = Share(
-        coupling=next(filter(None, map(_coupling, evaluations)), ""),
+        coupling=coupling,
         reduction=find_reduction(evaluations),
         examples=problem.examples,
         rows=problem.rows,

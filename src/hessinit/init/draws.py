@@ -18,13 +18,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hessinit.errors import ProblemError, choose
-from hessinit.init.recorder import prepare_sample, preserved, run
+from hessinit.init.recorder import explained_run, prepare_sample, preserved, run
 from hessinit.init.trace import WeightUse
 from hessinit.init.weights import Target, block_views
 from hessinit.problem.batches import tensors_in
 from hessinit.problem.checks import layer_name
 from hessinit.problem.graph import name_of, operation_named
 from hessinit.problem.problem import Forward
+from hessinit.problem.ranks import lockstep_ranks, on_any_rank
+from hessinit.problem.sharding import gathered_parameters, local_part
 from hessinit.results.initialization import PlannedWeight
 
 DISTRIBUTIONS = ("normal", "truncated normal", "uniform")
@@ -146,6 +148,8 @@ def draw_values(
     generator = _independent(job.generator)
     planned = {draft.target.key: draft.planned for draft in drafts}
     written = {draft.target.key: draft for draft in drafts if draft.use is not None}
+    if lockstep_ranks() is not None:
+        return _draw_in_place_(job, written, planned, scheme, distribution, biases, generator)
     weights = {key: _draw(draft, scheme, distribution, generator) for key, draft in written.items()}
     zeros = {
         bias: torch.zeros_like(bias, requires_grad=False)
@@ -160,6 +164,48 @@ def draw_values(
         planned |= {key: _measured(draft, weights[key]) for key, draft in written.items()}
     values = [(draft.target, weights[key]) for key, draft in written.items()]
     return Drawn(values, zeros, tuple(planned.values()), notes)
+
+
+def _draw_in_place_(
+    job: DrawingJob,
+    written: Mapping[str, Draft],
+    planned: dict[str, PlannedWeight],
+    scheme: str,
+    distribution: str | None,
+    biases: str,
+    generator: torch.Generator,
+) -> Drawn:
+    """Write a sharded model's new weights, one after the other: every rank draws the same.
+
+    The caller has the way back.
+    """
+    for key, draft in written.items():
+        value = _draw(draft, scheme, distribution, generator)
+        if distribution is None:
+            planned[key] = _measured(draft, value)
+        draft.target.write_(value)
+        for bias in draft.target.biases().values() if biases != "keep" else ():
+            bias.detach().zero_()
+    notes: tuple[str, ...] = ()
+    if scheme == "lsuv":
+        # The forward gathers one layer after the other, and scales it while it is whole.
+        gathered = gathered_parameters(job.model)
+        mode = UnitVariance(
+            {key: gathered[key] for key in written},
+            {key: draft.gain for key, draft in written.items()},
+        )
+        with preserved(job.model):
+            sample = prepare_sample(job.model, job.sample)
+            with explained_run(job.model, sample, job.forward), mode:
+                sample = job.forward(job.model, sample) if job.forward else job.model(sample)
+        _check_measured(mode)
+        for key, draft in written.items():
+            factor = mode.factors.get(key, 1.0) * draft.factor
+            local_part(draft.target.stored[0]).mul_(factor)
+            std = tuple(factor * std for std in planned[key].std)
+            planned[key] = replace(planned[key], std=std)
+        notes = tuple(_notes_on(mode, {key: draft.target.name for key, draft in written.items()}))
+    return Drawn([], {}, tuple(planned.values()), notes)
 
 
 def _draw(
@@ -237,10 +283,6 @@ class UnitVariance(TorchFunctionMode):
 
     def __init__(self, weights: Mapping[str, Tensor], stds: Mapping[str, float]) -> None:
         super().__init__()
-        # By storage: `x @ weight.T` uses a view.
-        self._names = {
-            weight.untyped_storage().data_ptr(): name for name, weight in weights.items()
-        }
         self._weights = weights
         self._stds = stds
         self.factors = dict[str, float]()
@@ -253,8 +295,12 @@ class UnitVariance(TorchFunctionMode):
         result = again()
         if not operation_named(name_of(func)).maps or not isinstance(result, Tensor):
             return result
+        # By storage, as `x @ weight.T` uses a view; that of a sharded weight is gathered just now.
+        names = {
+            weight.untyped_storage().data_ptr(): name for name, weight in self._weights.items()
+        }
         for tensor in tensors_in((args, kwargs)):
-            name = self._names.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+            name = names.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
             if name in self.factors:
                 result = self._shrink_(name, result, again)
             elif name is not None:
@@ -262,7 +308,7 @@ class UnitVariance(TorchFunctionMode):
         return result
 
     def _multiply_(self, name: str, factor: float) -> None:
-        self._weights[name].mul_(factor)
+        self._weights[name].detach().mul_(factor)
         self.factors[name] *= factor
 
     def _shrink_(self, name: str, result: Tensor, again: Callable[[], Tensor]) -> Tensor:
@@ -277,7 +323,7 @@ class UnitVariance(TorchFunctionMode):
 
     def _scale_(self, name: str, result: Tensor, again: Callable[[], Tensor]) -> Tensor:
         std = self._stds[name]
-        if not bool(result.any()):
+        if not on_any_rank(bool(result.any())):
             self.zero.append(name)  # as on the zero state of a recurrence: its next use may tell
             return result
         self.factors[name] = 1.0
@@ -295,14 +341,19 @@ class UnitVariance(TorchFunctionMode):
             result = again()
         if abs(_deviation(result) / std - 1) < _LSUV.close_enough:
             return result
-        self._weights[name].div_(self.factors[name])
+        self._weights[name].detach().div_(self.factors[name])
         self.factors[name] = 1.0
         self.failed.append(name)
         return again()
 
 
 def _deviation(result: Tensor) -> float:
-    return float(result.detach().double().std(correction=0))
+    values = result.detach().double()
+    ranks = lockstep_ranks()
+    if ranks is None:
+        return float(values.std(correction=0))
+    total, count = ranks.sum(torch.stack([values.sum(), torch.tensor(values.numel()).to(values)]))
+    return float((ranks.sum((values - total / count).square().sum()) / count).sqrt())
 
 
 def _scale_to_unit_variance_(
@@ -324,15 +375,19 @@ def _scale_to_unit_variance_(
     mode = UnitVariance(copies, {key: draft.gain for key, draft in drafts.items()})
     with preserved(model):
         run(model, prepare_sample(model, job.sample), job.forward, tensors, mode)
+    _check_measured(mode)
+    for key, draft in drafts.items():
+        weights[key] *= mode.factors.get(key, 1.0) * draft.factor
+    return tuple(_notes_on(mode, {key: draft.target.name for key, draft in drafts.items()}))
+
+
+def _check_measured(mode: UnitVariance) -> None:
     if mode.zero and not mode.factors:
         raise ProblemError(
             f"the output of {layer_name(mode.zero[0])} on this sample is 0 everywhere, and so is "
             "all behind it, so there is nothing to measure. Pass a sample of several examples that "
             "differ."
         )
-    for key, draft in drafts.items():
-        weights[key] *= mode.factors.get(key, 1.0) * draft.factor
-    return tuple(_notes_on(mode, {key: draft.target.name for key, draft in drafts.items()}))
 
 
 def _notes_on(mode: UnitVariance, names: Mapping[str, str]) -> Iterator[str]:

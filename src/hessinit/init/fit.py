@@ -28,6 +28,8 @@ from hessinit.init.symmetries import SymmetryScaler
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target, TracedWeights, find_weight_uses
 from hessinit.problem.checks import layer_name
+from hessinit.problem.ranks import length_over_ranks
+from hessinit.problem.sharding import local_part
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry
 
@@ -142,7 +144,12 @@ def _present_state(
 
 
 def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
-    return {target.name: float(target.value.double().square().mean().sqrt()) for target in targets}
+    sizes = {target.name: math.sqrt(target.value.numel()) for target in targets}
+    return {target.name: _length(target) / sizes[target.name] for target in targets}
+
+
+def _length(target: Target) -> float:
+    return length_over_ranks(float(local_part(target.value).double().norm()))
 
 
 def _find_uses(factory: ProblemFactory, scheme: str) -> tuple[TracedWeights, str]:
@@ -197,7 +204,7 @@ def _embedding_logs(
     """
     keys = {use.parameter for use in uses if use.kind == "embedding"}
     logs = {
-        target.name: -0.5 * math.log(float(target.value.double().square().sum(-1).mean()))
+        target.name: 0.5 * math.log(math.prod(target.value.shape[:-1]) / _length(target) ** 2)
         for target in targets
         if target.key in keys
     }
@@ -329,22 +336,24 @@ class _Fitting:
                 model.scale_({})
 
     def _leave_scheme(self) -> Solution:
-        """For Adam without symmetries: the scheme alone decides."""
+        """For adaptive optimizers without symmetries, and those of other steps: the scheme."""
         request = self.request
         decoupled = request.optimizer == "adamw"
         drawn = f"the weights of {request.scheme_name}"
         if request.fit.scheme == "keep":
             drawn = "the given weights"
-        optimizer = "AdamW" if decoupled else "Adam"
+        optimizer = {"adamw": "AdamW", "adam": "Adam"}.get(request.optimizer, request.optimizer)
         rate = request.lr
         if rate == "auto":
+            rate = math.nan  # that of other optimizers is searched by trials
+        if request.lr == "auto" and request.is_adam_like:
             rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
             rate = best_adam_rate(self.model.factory.functional(), rule)
         goal = FitGoal(None, rate if math.isfinite(rate) else None)
-        met = (
-            f"no curvature was fitted, as steps of {optimizer} do not grow with the gradient: "
-            f"{drawn} are kept"
-        )
+        cause = f"steps of {optimizer} do not grow with the gradient"
+        if not request.is_adam_like:
+            cause = f"none is known that suits a rate of {optimizer}"
+        met = f"no curvature was fitted, as {cause}: {drawn} are kept"
         return Solution(goal, NOT_SCALED, met=met)
 
     def _solve_network_(self) -> Solution:

@@ -15,7 +15,7 @@ from hessinit.errors import ProblemError, argument, check_number, check_positive
 from hessinit.init.apply_scheme import RESIDUAL_POWERS, SCHEMES, SYNONYMS
 from hessinit.init.trace import WeightUse
 from hessinit.problem.checks import check_switches, check_tolerance, check_whole
-from hessinit.results.advice import check_fraction
+from hessinit.results.advice import DESCENTS, check_fraction
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,10 @@ class Scaling:
 KAPPA = Kappa()
 SCALING = Scaling()
 
-# The steps of these do not grow with the gradient, so no learning rate asks for a curvature.
-ADAPTIVE = ("adam", "adamw")
+# The steps of these divide by the size of recent gradients, as Adam's do: weights are fitted to the
+# curvature that Adam sees.
+ADAM_LIKE = ("adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adamax")
+ADAM_LIKE_ENDINGS = ("8bit", "4bit", "fp8", "schedulefree")  # of names, as of AdamW8bit
 # What scheme="auto" stands for; in deep chains it draws smaller or larger pre-activations than 1.
 AUTO_SCHEME = "lsuv"
 SYMMETRIES = "symmetries"  # instead of a scaling: along transformations that change no output
@@ -178,7 +180,6 @@ class FitRequest:
     flatter: float = 1.0
 
     def __post_init__(self) -> None:
-        choose("optimizer", self.optimizer, ["sgd", "momentum", "nesterov", *ADAPTIVE])
         if self.lr is not None and self.target is not None:
             raise ProblemError(
                 argument("lr", self.lr),
@@ -210,7 +211,16 @@ class FitRequest:
 
     @property
     def is_adaptive(self) -> bool:
-        return self.optimizer in ADAPTIVE
+        """Whether the steps do not grow with the gradient: no rate asks for a curvature."""
+        return self.optimizer not in DESCENTS
+
+    @property
+    def is_adam_like(self) -> bool:
+        """Whether an adaptive optimizer sees the curvature that Adam sees."""
+        name = self.optimizer.lower()
+        for ending in ADAM_LIKE_ENDINGS:
+            name = name.removesuffix(ending)
+        return name in ADAM_LIKE
 
     @property
     def momentum(self) -> float:
@@ -223,7 +233,9 @@ class FitRequest:
 
     @property
     def fits_symmetries(self) -> bool:
-        return self.lr is not None and self.fit.rule == "network" and self.fit.scaling == "auto"
+        is_seen = self.is_adam_like or not self.is_adaptive
+        is_usual = self.fit.rule == "network" and self.fit.scaling == "auto"
+        return self.lr is not None and is_seen and is_usual
 
     @property
     def insists(self) -> bool:

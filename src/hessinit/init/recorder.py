@@ -41,6 +41,7 @@ from hessinit.problem.functional import explain_module
 from hessinit.problem.graph import name_of, operation_named
 from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.problem.problem import Forward
+from hessinit.problem.sharding import in_shape_of, without_gathering
 from hessinit.problem.substitutes import twice_differentiable
 
 # --- Calls of a model on copies of its weights, which leave it as it was
@@ -91,9 +92,15 @@ def run(
     """The model's output under `mode`, with `tensors` in place of its parameters and buffers."""
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     replacing = {f"model.{name}": tensor for name, tensor in {**parameters, **tensors}.items()}
+    with explained_run(model, inputs, forward), mode:
+        return functional_call(_Called(model, forward), replacing, (inputs,))
+
+
+@contextlib.contextmanager
+def explained_run(model: nn.Module, inputs: Any, forward: Forward | None) -> Iterator[None]:
+    """Turn a failure of the forward into a `ProblemError` with the way out."""
     try:
-        with mode:
-            return functional_call(_Called(model, forward), replacing, (inputs,))
+        yield
     except ProblemError:
         raise
     except Exception as failure:
@@ -580,7 +587,7 @@ def record_forward(model: nn.Module, sample: Any, forward: Forward | None) -> Tr
     of its input is refused then.
     """
     copies = {
-        name: tensor.detach().clone()
+        name: in_shape_of(tensor)
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
     }
     if sample is not None:
@@ -599,7 +606,7 @@ def _record(
     for name, parameter in model.named_parameters():
         for tensor in (copies[name], parameter):
             recorder.know(tensor, Derived(frozenset({name}), tensor))
-    with preserved(model), recorder.norms_as_one_step(model):
+    with preserved(model), without_gathering(model), recorder.norms_as_one_step(model):
         buffers = [copies[name] for name, _ in model.named_buffers()]
         attributes = [value for part in model.modules() for value in vars(part).values()]
         for constant in [*buffers, *attributes]:

@@ -23,7 +23,8 @@ from torch.autograd.functional import vhp
 from torch.nn.utils import parametrize
 
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.evaluation import Evaluation, evaluate
+from hessinit.curvature.engine_choice import evaluate_everywhere, functional_form
+from hessinit.curvature.evaluation import Evaluation
 from hessinit.errors import WeightsError
 from hessinit.init.options import SCALING
 from hessinit.init.trace import WeightUse, parametrized_name
@@ -35,6 +36,8 @@ from hessinit.problem.batches import Batch
 from hessinit.problem.checks import Layer, all_finite, layer_name, unwrap
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
+from hessinit.problem.ranks import lockstep_ranks, mean_over_ranks, on_any_rank
+from hessinit.problem.sharding import local_part
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 
 Remembered = TypeVar("Remembered")
@@ -83,7 +86,7 @@ class ProblemFactory:
         self._checked |= measured
         if self._first is not None:
             return self._first.at_present_weights(check)
-        functional = FunctionalProblem(replace(self.problem, check=check))
+        functional = functional_form(replace(self.problem, check=check))
         # To write through a parametrization may exchange tensors; without, the values alone change.
         if not any(map(parametrize.is_parametrized, self.model.modules())):
             self._first = functional
@@ -97,9 +100,10 @@ class ProblemFactory:
         """A hash of the present weights: several fits of one call draw the same."""
         digest = hashlib.sha256()
         for parameter in self.model.parameters():
-            values = parameter.detach().cpu().contiguous().flatten()
+            values = local_part(parameter).cpu().contiguous().flatten()
             digest.update(values.view(torch.uint8).numpy().tobytes())
-        return digest.digest()
+        ranks = lockstep_ranks()
+        return digest.digest() if ranks is None else b"".join(ranks.exchange(digest.digest()))
 
     @functools.cached_property
     def loss_range(self) -> LossRange:
@@ -141,6 +145,7 @@ class _Evaluated(NamedTuple):
 
     scales: dict[str, float]
     evaluations: list[Evaluation]
+    of_all: dict[str, Any]  # ranks: the loss and the number of examples
     rows: dict[tuple[str, float], Rows]
 
 
@@ -230,9 +235,8 @@ class ScaledModel:
                 return problem.loss_of(scaled, batch)
 
             products = [vhp(loss, scale * output, output)[1] for scale in (0.5, 1.0, 2.0)]
-        return bool(products[0].any()) and all(
-            torch.allclose(products[0], product, rtol=1e-3) for product in products
-        )
+        is_same = all(torch.allclose(products[0], product, rtol=1e-3) for product in products)
+        return not on_any_rank(not (bool(products[0].any()) and is_same))
 
     @_once_per_scale
     def network_norm(self) -> float:
@@ -270,7 +274,7 @@ class ScaledModel:
             self._evaluated = None
             problem = self.factory.functional(measured=True)
             with problem.settings():
-                self._evaluated = _Evaluated(dict(self.scales), evaluate(problem), {})
+                self._evaluated = _Evaluated(dict(self.scales), *evaluate_everywhere(problem), {})
         evaluations = self._evaluated.evaluations
         problem = evaluations[0].problem
         curvature = self.factory.curvature
@@ -292,6 +296,8 @@ class ScaledModel:
         """As `measure` makes it; layers only where asked for, where few, and by the Gram engine."""
         started = time.perf_counter()
         with self._measuring(every_layer, reported=True) as rows:
+            assert self._evaluated is not None
+            of_all = self._evaluated.of_all
             problem = rows.problem
             names = [layer.parameter for layer in problem.layers]
             cheap = rows.main.is_cheap(names) or len(names) <= NORM_ACCURACY.most_blocks
@@ -307,6 +313,7 @@ class ScaledModel:
                 rows.report(layers, network),
                 notes=tuple(notes),
                 seconds=time.perf_counter() - started,
+                **of_all,
             )
         if layers:
             return report
@@ -326,15 +333,17 @@ def lanczos_settings(problem: FunctionalProblem, tolerance: float) -> LanczosSet
 def _output_statistics(problem: FunctionalProblem, batch: Batch) -> OutputStatistics:
     with torch.enable_grad():  # for a forward that differentiates by its inputs
         output = problem.output(batch).detach()
-    if not all_finite(output):
+    if on_any_rank(not all_finite(output)):
         return OUTPUT_NOT_FINITE
     with torch.no_grad():
-        loss = float(problem.loss_of(output, batch))
+        loss = problem.loss_of(output, batch)
         try:
-            zero_loss = float(problem.loss_of(torch.zeros_like(output), batch))
+            zero_loss = problem.loss_of(torch.zeros_like(output), batch)
         except Exception:  # a loss that is not defined for zeros, as one that divides by a length
-            zero_loss = math.nan
-    return OutputStatistics(loss, float(output.double().square().mean().sqrt()), zero_loss)
+            zero_loss = torch.full_like(loss, math.nan)
+    means = map(mean_over_ranks, (loss, output.double().square().mean(), zero_loss))
+    loss, square, zero_loss = means
+    return OutputStatistics(float(loss), float(square.sqrt()), float(zero_loss))
 
 
 def _weight_name(layer: Layer) -> str:

@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hessinit.curvature import operators
-from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import evaluate
+from hessinit.curvature.engine_choice import build_engine, evaluate_everywhere
+from hessinit.curvature.evaluation import unused_leaves
 from hessinit.curvature.preconditioner import (
     AdamRule,
     ScaledCurvature,
@@ -40,6 +40,8 @@ from hessinit.curvature.preconditioner import (
 from hessinit.init.scales import ProblemFactory, finite_or_inf, lanczos_settings, network_estimator
 from hessinit.problem.checks import layer_name
 from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.in_place import InPlaceProblem
+from hessinit.problem.ranks import length_over_ranks, lockstep_ranks
 from hessinit.results.initialization import Symmetry
 
 # A degree: the coefficients of the exponents x, by parameter. A tensor without one is a constant of
@@ -176,13 +178,16 @@ def find_symmetries(
     With `nearly`, GELU and its like count as linear, as they are for small inputs. Costs one
     forward of the first batch; call it within the problem's settings.
     """
-    weights = {**problem.leaves, **problem.constants}
+    weights = problem.weights_of_forward()
     rules = _DEGREE_RULES | _NEARLY_LINEAR if nearly else _DEGREE_RULES
     with _Degrees(weights, rules) as mode:
         output = problem.output(problem.batches[0], weights=weights)
     mode.require_zero(mode.of(output))
-    equations = [*mode.equations, *({name: 1.0} for name in fixed)]
-    return Symmetries(weights, equations, mode.gains, mode.divides)
+    found = mode.equations, mode.gains, mode.divides
+    if (ranks := lockstep_ranks()) is not None:
+        found = ranks.exchange(found)[0]  # an eps is small beside the activations of these examples
+    equations, gains, divides = found
+    return Symmetries(weights, [*equations, *({name: 1.0} for name in fixed)], gains, divides)
 
 
 def output_change(problem: FunctionalProblem, *logs: Mapping[str, float]) -> float:
@@ -190,16 +195,15 @@ def output_change(problem: FunctionalProblem, *logs: Mapping[str, float]) -> flo
 
     Costs a forward of the first batch for each of `logs`, and one more.
     """
-    weights = {**problem.leaves, **problem.constants}
     batch = problem.batches[0]
     with torch.no_grad():
-        output = problem.output(batch, weights=weights)
+        output = problem.output_at_factors(batch, {})
+        length = length_over_ranks(float(output.norm()))
         largest = 0.0
         for log in logs:
-            scaled = {
-                name: weight * math.exp(log.get(name, 0.0)) for name, weight in weights.items()
-            }
-            change = float((problem.output(batch, weights=scaled) - output).norm() / output.norm())
+            factors = {name: math.exp(power) for name, power in log.items()}
+            moved = problem.output_at_factors(batch, factors) - output
+            change = length_over_ranks(float(moved.norm())) / (length or math.nan)
             largest = max(largest, finite_or_inf(change))
     return largest
 
@@ -275,6 +279,9 @@ def find_blocks(
 
 
 def _unused_leaves(problem: FunctionalProblem) -> list[str]:
+    if isinstance(problem, InPlaceProblem):
+        evaluations = evaluate_everywhere(problem)[0]
+        return sorted(unused_leaves(evaluations))
     with torch.enable_grad():
         total = problem.output(problem.batches[0]).sum()
     gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
@@ -776,7 +783,7 @@ class SymmetryScaler:
         curvature = self._factory.curvature
         settings = lanczos_settings(problem, self._tolerance / 5)
         stack.enter_context(problem.settings())
-        evaluations = evaluate(problem)
+        evaluations, _ = evaluate_everywhere(problem)
         engine = build_engine(evaluations, curvature, settings, network_estimator(evaluations))
         if self._adam is None:
             return lambda weights: finite_or_inf(engine.extremes(weights).norm.value)

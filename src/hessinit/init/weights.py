@@ -31,6 +31,8 @@ from hessinit.init.trace import (
 from hessinit.problem.checks import find_layers, layer_name, unwrap
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Forward
+from hessinit.problem.ranks import on_any_rank
+from hessinit.problem.sharding import is_dtensor, local_part, shard_of
 
 # Modules whose weights training sets.
 _LAYERS = (
@@ -126,6 +128,8 @@ class Target:
             if self.is_parametrized:
                 # A copy, because a parametrization may keep the very tensor.
                 setattr(self.owner, self.attribute, value.to(self.stored[0], copy=True))
+            elif is_dtensor(self.stored[0]) and not is_dtensor(value):
+                local_part(self.stored[0]).copy_(shard_of(value, self.stored[0]))
             else:
                 self.stored[0].copy_(value)
 
@@ -161,7 +165,9 @@ def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[T
         aliases = tuple(
             layer_name(parametrized_name(alias)) for alias in names[id(parameter)] if alias != name
         )
-        is_kept_zero = keeps_zeros and not any(map(torch.any, stored))
+        is_kept_zero = keeps_zeros and not on_any_rank(
+            any(bool(local_part(part).any()) for part in stored)
+        )
         protected = "zero beside trained weights" if is_kept_zero else ""
         targets.setdefault(key, Target(key, aliases, owner, tuple(stored), protected))
     return list(targets.values())

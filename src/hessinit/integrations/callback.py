@@ -24,7 +24,7 @@ import hessinit
 from hessinit.errors import ProblemError
 from hessinit.problem.checks import check_kind, check_present, find_layers, unwrap
 from hessinit.problem.ranks import Ranks, is_one_of_several, share_weights
-from hessinit.training.optimizer_rules import name_rule, read_optimizer
+from hessinit.training.optimizer_rules import read_optimizer
 
 T = TypeVar("T")
 # A function that draws the weights of the problem's model and returns the result of `initialize_`.
@@ -176,9 +176,8 @@ class TrackedRun:
     ) -> hessinit.Initialization:
         if callable(self.initialize):
             return self.initialize(problem)
-        name, lr, momentum = read_step(optimizer, unwrap(problem.model))
-        fit = hessinit.Fit() if momentum is None else hessinit.Fit(momentum=momentum)
-        return hessinit.initialize_(problem, lr=lr, optimizer=name, fit=fit, distributed="each")
+        stepping, lr = read_step(optimizer, unwrap(problem.model))
+        return hessinit.initialize_(problem, lr=lr, optimizer=stepping, distributed="each")
 
     def _track(
         self,
@@ -254,12 +253,12 @@ class RunResults:
         return self._run.initialization
 
 
-def read_step(optimizer: Optimizer | None, model: nn.Module) -> tuple[str, float, float | None]:
-    """Return what the optimizer says to `initialize_`: name, learning rate, momentum.
+def read_step(optimizer: Optimizer | None, model: nn.Module) -> tuple[Optimizer, float]:
+    """Return what `initialize_` asks of the training: its optimizer, and the learning rate.
 
     >>> model = nn.Linear(4, 3)
-    >>> read_step(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8), model)
-    ('momentum', 0.1, 0.8)
+    >>> read_step(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8), model)[1]
+    0.1
     """
     try:
         if optimizer is None:
@@ -275,7 +274,7 @@ def read_step(optimizer: Optimizer | None, model: nn.Module) -> tuple[str, float
             f"{refusal} Or pass the step yourself: initialize=lambda problem: "
             "hessinit.initialize_(problem, lr=0.1)."
         ) from refusal
-    return name_rule(read.rule), lr, getattr(read.rule, "momentum", 0.0) or None
+    return optimizer, lr
 
 
 def is_first_rank() -> bool:

@@ -10,13 +10,14 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hessinit.problem.batches import Batch, part_of
+from hessinit.problem.batches import Batch, join_batches, map_tensors, part_of
+from hessinit.problem.ranks import Ranks, lockstep_ranks
 
 LossOf = Callable[[Tensor, Batch], Tensor]
 
@@ -69,7 +70,34 @@ UNKNOWN = LossRange()
 
 
 def find_loss_range(loss_of: LossOf, output: Any, batches: Sequence[Batch]) -> LossRange:
-    """Both losses for outputs like `output`, that of each batch; evaluates the loss alone."""
+    """Both losses for outputs like `output`, that of each batch; evaluates the loss alone.
+
+    Of ranks in lockstep, they are those of the first batches of all together.
+    """
+    ranks = lockstep_ranks()
+    if ranks is not None:
+        output, batches = _of_all(ranks, output, batches[0])
+        return ranks.exchange(_find_both(loss_of, output, batches))[0]
+    return _find_both(loss_of, output, batches)
+
+
+def _of_all(ranks: Ranks, output: Any, batch: Batch) -> tuple[Any, list[Batch]]:
+    """An output of the size of all ranks' together (None if they differ), and their targets.
+
+    The search needs no more, and no rank sees the inputs of another.
+    """
+    shape = output.shape if isinstance(output, Tensor) else ()
+    targets = map_tensors(Tensor.cpu, batch.targets)
+    parts = ranks.exchange((shape, Batch(None, targets, batch.size)))
+    joined = join_batches([part for _, part in parts])
+    if joined is None or not shape:
+        return None, [batch]
+    everything = output.new_zeros(sum(rows for (rows, *_), _ in parts), *shape[1:])
+    targets = map_tensors(lambda tensor: tensor.to(output.device), joined.targets)
+    return everything, [replace(joined, targets=targets)]
+
+
+def _find_both(loss_of: LossOf, output: Any, batches: Sequence[Batch]) -> LossRange:
     output = output.detach() if isinstance(output, Tensor) else None
     if output is None or not output.is_floating_point():
         return UNKNOWN

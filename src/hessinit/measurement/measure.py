@@ -24,14 +24,8 @@ from hessinit.curvature.engine import (
     measure_spectrum,
     with_rounding,
 )
-from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import (
-    Evaluation,
-    evaluate,
-    in_gradients,
-    loss_gradient,
-    unused_leaves,
-)
+from hessinit.curvature.engine_choice import build_engine, evaluate, exactly_or_plainly
+from hessinit.curvature.evaluation import Evaluation, in_gradients, loss_gradient, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import (
     ConvergenceError,
@@ -53,6 +47,7 @@ from hessinit.measurement.plan import LAYER_DETAILS, Details, check_choices, pla
 from hessinit.measurement.soundness import judge_signals
 from hessinit.problem.checks import Layer, check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.in_place import InPlaceProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
@@ -153,7 +148,7 @@ class Rows:
         sizes = {layer.parameter: layer.size for layer in layers}
         if network:
             sizes[""] = sum(sizes.values())
-        if ranks is None:
+        if ranks is None or ranks.sharded:
             return find(sizes)
         if ranks.split == "layers":
             return ranks.divide(sizes, find)
@@ -227,6 +222,8 @@ class Rows:
 
     def _rounded(self, extremes: Extremes, curvature: str, parameter: str) -> Extremes:
         """The extremes with the operator's rounding error; of the network without a parameter."""
+        if self.main.states_rounding:
+            return extremes
         if curvature not in self._rounding:
             rounding = rounding_error.relative_rounding(self.evaluations, curvature)
             self._rounding[curvature] = [rounding]
@@ -302,7 +299,9 @@ def measure(
 
     Takes a `Problem`, or model, loss and batch for one with the defaults. `curvature` is
     "gauss-newton" (the paper's approximation; fast), "hessian" (exact) or "both" (with the gap
-    between them). `estimator` is "auto", "gram" (few outputs, independent examples) or "lanczos".
+    between them). `estimator` is "auto", "gram" (few outputs, independent examples), "lanczos" or
+    "plain": from forwards and ordinary backwards of the model as it is trained, compiled or with
+    kernels that have no second derivative; "auto" takes it where no other engine can go.
 
     Norms are right to `tolerance`, relative; a value that did not get there says so and warns, or
     raises with `strict=True`. The derivatives are checked against finite differences of the plain
@@ -348,31 +347,33 @@ def measure(
             f"takes a step; pass max_iterations={wanted.top} or more."
         )
     if ranks is not None and ranks.split == "batch":
-        for name in LAYER_DETAILS:
-            if name in wanted:
-                raise ProblemError(
-                    f'details={name!r} with distributed="batch" needs all examples at once; pass '
-                    'the whole batch on every rank, with distributed="layers".'
-                )
-    functional = FunctionalProblem(given)
-    if progress is not None:
-        observer = _observe(progress, functional, curvature, settings, network)
-        settings = replace(settings, progress=observer)
-    with functional.settings():
-        evaluations = evaluate(functional)
-        slow = time.perf_counter() - started > LONG_EVALUATION
-        if slow and settings.progress is not None and ranks is None:
-            planned = plan_measurement(evaluations, curvature, estimator, settings, network)
-            settings.progress.expect(planned.seconds)
-        work = _Measurement(functional, evaluations, settings, wanted, started)
-        report = work.run(curvature, estimator, network, given.precision == "auto", ranks)
-        if ranks is not None:
-            report = ranks.first(lambda: report, last=True)
-        if settings.progress is not None:
-            settings.progress.finish()
+        _refuse_details(
+            wanted,
+            'with distributed="batch" needs all examples at once; pass the whole batch on every '
+            'rank, with distributed="layers".',
+        )
+    measurement = _Measurement(
+        curvature=curvature,
+        estimator=estimator,
+        settings=settings,
+        details=wanted,
+        network=network,
+        may_lower_precision=given.precision == "auto",
+        started=started,
+        progress=progress,
+        ranks=ranks,
+    )
+    report = exactly_or_plainly(given, estimator, ranks, measurement.run)
     rows = (*report.layers, report.network) if network else report.layers
     _complain(rows, tolerance, strict)
     return report
+
+
+def _refuse_details(wanted: Details, reason: str) -> None:
+    """Refuse details that need the values inside the network."""
+    for name in LAYER_DETAILS:
+        if name in wanted:
+            raise ProblemError(f"details={name!r} {reason}")
 
 
 def _observe(
@@ -394,48 +395,109 @@ def _observe(
     )
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class _Measurement:
-    """One measurement of evaluated batches."""
+    """What is to be measured; `run` measures it on a problem."""
 
-    problem: FunctionalProblem
-    evaluations: list[Evaluation]
+    curvature: str
+    estimator: str
     settings: LanczosSettings
     details: Details
+    network: bool
+    may_lower_precision: bool
     started: float
+    progress: OnProgress | None
+    ranks: Ranks | None
 
-    def run(
-        self,
-        curvature: str,
-        estimator: str,
-        network: bool,
-        may_lower_precision: bool,
-        ranks: Ranks | None,
-    ) -> CurvatureReport:
+    def run(self, problem: FunctionalProblem) -> CurvatureReport:
+        """The report, on every rank that of the first."""
+        if isinstance(problem, InPlaceProblem):
+            _refuse_details(
+                self.details,
+                "needs a model that can be taken apart, and the plain engine runs it as it is; "
+                "leave it out.",
+            )
+            if problem.ranks is not None and self.details.spectrum:
+                raise ProblemError(
+                    "details of a spectrum need whole vectors, and those of a sharded model lie on "
+                    "several ranks; leave details out."
+                )
+        observed = self
+        if self.progress is not None:
+            observer = _observe(self.progress, problem, self.curvature, self.settings, self.network)
+            observed = replace(self, settings=replace(self.settings, progress=observer))
+        with problem.settings():
+            report = observed._measure(problem)
+            if self.ranks is not None:
+                report = self.ranks.first(lambda: report, last=True)
+            if observed.settings.progress is not None:
+                observed.settings.progress.finish()
+        return report
+
+    def _expect(self, evaluations: Sequence[Evaluation]) -> None:
+        """Tell `progress` how long this will take, where that is worth while."""
+        observer = self.settings.progress
+        slow = time.perf_counter() - self.started > LONG_EVALUATION
+        is_planned = self.ranks is None and not evaluations[0].problem.runs_as_trained
+        if slow and observer is not None and is_planned:
+            planned = plan_measurement(
+                evaluations, self.curvature, self.estimator, self.settings, self.network
+            )
+            observer.expect(planned.seconds)
+
+    def _measure(self, problem: FunctionalProblem) -> CurvatureReport:
         """The report; notes, checks and findings included."""
-        problem = self.problem
-        evaluations = self.evaluations
+        evaluations = evaluate(problem)
+        self._expect(evaluations)
         facts: dict[str, Any] = {}
-        by_examples = ranks is not None and ranks.split == "batch"
-        if ranks is not None and by_examples:
-            evaluations, facts = shares.join_shares(ranks, evaluations)
+        is_shared = self.ranks is not None and self.ranks.split == "batch"
+        is_whole = self.ranks is None and not problem.runs_as_trained
+        if self.ranks is not None and is_shared:
+            evaluations, facts = shares.join_shares(self.ranks, evaluations)
         notes = notes_on(problem, evaluations)
-        measuring = Rows(problem, evaluations, curvature, estimator, self.settings, self.details)
+        measuring = Rows(
+            problem, evaluations, self.curvature, self.estimator, self.settings, self.details
+        )
         layers = in_running_order(problem, evaluations)
         lower: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if may_lower_precision and ranks is None:
+        if self.may_lower_precision and is_whole:
             lower = measuring.faster()
         with lower:
-            by_name = measuring.fill(layers, network, ranks)
+            by_name = measuring.fill(layers, self.network, self.ranks)
         rows = tuple(by_name[layer.parameter] for layer in layers)
-        whole = by_name[""] if network else measuring.bounded_network(rows)
+        whole = by_name[""] if self.network else measuring.bounded_network(rows)
+        rows, diagnostics = self._with_details(problem, evaluations, layers, rows)
+        notes = (*notes, *note_unchecked(problem.check), *note_uncounted(problem))
+        report = replace(measuring.report(rows, whole), notes=notes, **facts)
+        vector = measuring.whole.vector if self.network and is_whole else None
+        del measuring  # what the engines hold must not stand beside the backward pass
+        gradient = loss_gradient(evaluations)
+        derivative_check.check_answer(evaluations, vector, whole)
+        if problem.runs_as_trained:
+            note = "Signals through the layers were not judged: the plain engine sees none of them."
+            report = replace(report, notes=(*report.notes, note))
+        elif not is_shared:  # of a share, no rank knows all activations
+            judged = judge_signals(problem, evaluations, rows, gradient, diagnostics or None)
+            report = replace(report, **judged)
+        seconds = problem.clock() - self.started
+        cost = in_gradients(seconds, gradient.seconds)
+        return replace(report, seconds=seconds, gradients=cost)
+
+    def _with_details(
+        self,
+        problem: FunctionalProblem,
+        evaluations: Sequence[Evaluation],
+        layers: Sequence[Layer],
+        rows: Sequence[LayerCurvature],
+    ) -> tuple[tuple[LayerCurvature, ...], Mapping[str, Diagnostics]]:
+        """The rows with what is wanted of the layers besides norms; and their diagnostics."""
         jacobians: Mapping[str, JacobianBounds] = {}
         if "jacobians" in self.details:
             jacobians = jacobian_bounds(problem, evaluations, self.settings)
         diagnostics: Mapping[str, Diagnostics] = {}
         if "diagnostics" in self.details:
             diagnostics = diagnose(problem, evaluations)
-        rows = tuple(
+        detailed = tuple(
             replace(
                 row,
                 jacobians=jacobians.get(layer.parameter),
@@ -443,18 +505,7 @@ class _Measurement:
             )
             for row, layer in zip(rows, layers, strict=True)
         )
-        notes = (*notes, *note_unchecked(problem.check), *note_uncounted(problem))
-        report = replace(measuring.report(rows, whole), notes=notes, **facts)
-        vector = measuring.whole.vector if network and ranks is None else None
-        del measuring  # what the engines hold must not stand beside the backward pass
-        gradient = loss_gradient(evaluations)
-        derivative_check.check_answer(evaluations, vector, whole)
-        if not by_examples:  # of a share, no rank knows all activations
-            judged = judge_signals(problem, evaluations, rows, gradient, diagnostics or None)
-            report = replace(report, **judged)
-        seconds = problem.clock() - self.started
-        cost = in_gradients(seconds, gradient.seconds)
-        return replace(report, seconds=seconds, gradients=cost)
+        return detailed, diagnostics
 
 
 def _complain(rows: Sequence[LayerCurvature], tolerance: float, strict: bool) -> None:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hessinit.curvature import engine_choice, gram
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.evaluation import (
     Evaluation,
-    evaluate,
     gradient_seconds,
     in_gradients,
+    loss_gradient,
     unused_leaves,
 )
 from hessinit.curvature.hessian_engine import HessianEngine
@@ -28,6 +28,7 @@ from hessinit.problem.batches import tensors_in
 from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.graph import nodes_behind
+from hessinit.problem.in_place import InPlaceProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.results.curvature_report import MeasurementPlan
@@ -78,7 +79,7 @@ _EXAMPLE = 'details=["trace", "top-5"]'
 def check_choices(curvature: str, estimator: str) -> None:
     """Refuse a curvature or an estimator that there is not, or that do not go together."""
     choose("curvature", curvature, ["gauss-newton", "hessian", "both"])
-    choose("estimator", estimator, ["auto", "gram", "lanczos"])
+    choose("estimator", estimator, ["auto", "gram", "lanczos", "plain"])
     if curvature == "hessian" and estimator == "gram":
         raise ProblemError(
             argument("estimator", estimator),
@@ -115,6 +116,9 @@ class CostModel:
     # An exact Hessian differentiates the backward pass, and both ends of its spectrum have to
     # converge.
     exact: float = 2.0
+    # Of the plain engine: two forwards and a backward of the graph that is kept; two gradients.
+    plain_product: float = 1.6
+    plain_exact_product: float = 2.0
     # Graphs that are held at a time, in the bytes that one forward saves: the recorded one with the
     # tangents or cotangents of a pass; for the exact Hessian that of the gradient, and its
     # derivative. Its check, and its repetition in float64, also take so many bytes for each weight.
@@ -176,11 +180,14 @@ def plan(
     max_iterations = check_whole("max_iterations", max_iterations, at_least=1)
     settings = LanczosSettings(check_tolerance(tolerance), max_iterations, given_problem.seed)
     asked_for = Details.read(details)
-    functional = FunctionalProblem(given_problem)
-    with functional.settings():
-        evaluations = evaluate(functional)
-        planned = plan_measurement(evaluations, curvature, estimator, settings, network)
-        notes = notes_on(functional, evaluations)
+
+    def work(functional: FunctionalProblem) -> tuple[MeasurementPlan, tuple[str, ...]]:
+        with functional.settings():
+            evaluations = engine_choice.evaluate(functional)
+            planned = plan_measurement(evaluations, curvature, estimator, settings, network)
+            return planned, notes_on(functional, evaluations)
+
+    planned, notes = engine_choice.exactly_or_plainly(given_problem, estimator, None, work)
     uncounted = [*asked_for.names]
     if asked_for.top:
         uncounted.append(f"top-{asked_for.top}")
@@ -198,16 +205,21 @@ def plan_measurement(
 ) -> MeasurementPlan:
     """The plan of a measurement of evaluated batches."""
     problem = evaluations[0].problem
-    exact = curvature != "gauss-newton"
     gram_pass = _GramPass(0, tuple(problem.leaves), HessianEngine.reason)
-    if curvature != "hessian":
-        gram_pass = _plan_gram_pass(evaluations, estimator)
-    work = _Work(evaluations, curvature, settings, network, gram_pass)
-    gradient = gradient_seconds(problem)
+    if isinstance(problem, InPlaceProblem):
+        gram_pass = _GramPass(0, tuple(problem.leaves), problem.reason)
+        work: _Work = _PlainWork(evaluations, curvature, settings, network, gram_pass)
+        loss_gradient(evaluations)  # of a compiled model the first one compiles
+        gradient = loss_gradient(evaluations).seconds
+    else:
+        if curvature != "hessian":
+            gram_pass = _plan_gram_pass(evaluations, estimator)
+        work = _Work(evaluations, curvature, settings, network, gram_pass)
+        gradient = gradient_seconds(problem)
     weights = sum(parameter.nbytes for parameter in problem.model.parameters())
     return MeasurementPlan(
-        engine="gram" if gram_pass.columns and not exact else "lanczos",
-        engine_reason=HessianEngine.reason if exact else gram_pass.reason,
+        engine=work.engine,
+        engine_reason=work.reason,
         curvature=curvature,
         layers=len(problem.leaves),
         parameters=work.weights,
@@ -247,6 +259,14 @@ class _Work:
     @property
     def exact(self) -> bool:
         return self.curvature != "gauss-newton"
+
+    @property
+    def engine(self) -> str:
+        return "gram" if self.gram_pass.columns and not self.exact else "lanczos"
+
+    @property
+    def reason(self) -> str:
+        return HessianEngine.reason if self.exact else self.gram_pass.reason
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -319,7 +339,9 @@ class _Work:
 
     @cached_property
     def saved_bytes(self) -> list[int]:
-        return [_saved_bytes(evaluation) for evaluation in self.evaluations]
+        return [
+            _saved_bytes(evaluation.loss, evaluation.problem) for evaluation in self.evaluations
+        ]
 
     @property
     def bytes_held(self) -> float:
@@ -353,6 +375,38 @@ class _Work:
             return COST.exact_checks * self.weights
         itemsize = self.evaluations[0].problem.dtype.itemsize
         return self.weights * (itemsize + 8) + max(16 * max(self.sizes.values()), 8 * self.weights)
+
+
+class _PlainWork(_Work):
+    """What the plain engine does on the model as it is trained, where no graph is looked at."""
+
+    engine = "plain"
+
+    @property
+    def reason(self) -> str:
+        return self.gram_pass.reason
+
+    @property
+    def gradients(self) -> float:
+        per_product = {
+            "gauss-newton": COST.plain_product,
+            "hessian": COST.plain_exact_product,
+            "both": COST.plain_product + COST.plain_exact_product,
+        }
+        total = len(self.blocks) * self.products * per_product[self.curvature]
+        return total * 2 if len(self.evaluations) > 1 else total
+
+    @cached_property
+    def saved_bytes(self) -> list[int]:
+        problem = self.evaluations[0].problem
+        outputs = (problem.output(batch) for batch in problem.batches)
+        return [_saved_bytes(output, problem) for output in outputs]
+
+    @property
+    def bytes_held(self) -> float:
+        rows = min(self.settings.max_iterations, self.products * COST.exact_rows)
+        itemsize = self.evaluations[0].problem.dtype.itemsize
+        return sum(self.saved_bytes) + itemsize * (rows * max(self.blocks) + 2 * self.weights)
 
 
 def _shares_behind(evaluations: Sequence[Evaluation]) -> dict[str, float]:
@@ -403,15 +457,14 @@ def _numbers_between(evaluations: Sequence[Evaluation]) -> tuple[int, int]:
     return sum(map(min, outputs, gradients.values())), sum(outputs)
 
 
-def _saved_bytes(evaluation: Evaluation) -> int:
+def _saved_bytes(end: Tensor, problem: FunctionalProblem) -> int:
     """What the graph of a batch saved for the backward, without weights and copies."""
     sizes: dict[int, int] = {}
-    for node in nodes_behind(evaluation.loss.grad_fn):
+    for node in nodes_behind(end.grad_fn):
         saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
         for tensor in tensors_in([*saved, *getattr(node, "saved_tensors", ())]):
             storage = tensor.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()
-    problem = evaluation.problem
     for weight in (*problem.leaves.values(), *problem.constants.values()):
         sizes.pop(weight.untyped_storage().data_ptr(), None)
     return sum(sizes.values())

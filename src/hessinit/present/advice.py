@@ -122,6 +122,35 @@ def explain_unknown(refusal: str) -> str:
     return f"Not known, as there is no curvature: {refusal}"
 
 
+def explain_response(norm: float, optimizer: str, reason: str) -> str:
+    """Return why the limit that follows from an optimizer's response is stable, or is none."""
+    if math.isnan(norm):
+        return f"No rate of a quadratic is its limit, as {reason}: trials decide."
+    if norm == 0:
+        return FLAT
+    return (
+        f"2/{w.format_number(norm)}, the norm of S^½ H S^½ with S the response of {optimizer} to a "
+        "gradient that alternates in sign: above it the steps grow on a quadratic of this "
+        "curvature."
+    )
+
+
+def explain_self_tuning(optimizer: str) -> str:
+    """Return why the rate of an optimizer that finds it is 1."""
+    return (
+        f"{optimizer} finds the rate itself while it trains, and lr multiplies what it finds: at "
+        "1.0 that is taken as it is. A schedule may lower it."
+    )
+
+
+def explain_clipping(clip_norm: float, length: float) -> str:
+    """Return what clipping does to the stability limit at these weights."""
+    return (
+        f" That is without clipping, which shortens steps: the gradient is "
+        f"{w.format_times(length / clip_norm)} times as long as clip_norm={clip_norm:g}."
+    )
+
+
 def explain_trials(tried: TriedRates) -> str:
     """Return how the trials led to the rate, or how they ended where none learned."""
     trials = tried.trials

@@ -43,7 +43,7 @@ SOUND_BY_TRIAL = (
 # Layers that differ by more are of different kinds, as an embedding and a query: no scale makes
 # them alike.
 MOST_TIMES_SHARPER = 1000.0
-ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos"}
+ENGINE_NAMES = {"gram": "Gram", "lanczos": "Lanczos", "plain": "plain"}
 MORE_CHARTS = (
     "measure(…, details=…) adds them: 'top-10' or 'density' the chart 'spectrum:NAME', 'jacobians' "
     "the charts 'jacobians' and 'bounds', 'diagnostics' the chart 'activations'."

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from hessinit.errors import (
     Argument,
+    DerivativeError,
     ProblemError,
     WeightsError,
     argument,
@@ -27,6 +28,7 @@ from hessinit.errors import (
 )
 from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.graph import first_leaf, nodes_behind
+from hessinit.problem.sharding import check_whole_weights, is_dtensor, local_part
 
 if TYPE_CHECKING:
     from hessinit.problem.functional import FirstCall, FunctionalProblem
@@ -165,9 +167,16 @@ def _match(pattern: str, layers: list[Layer]) -> list[Layer]:
     return weights or [layer for layer in layers if fits(layer)]
 
 
-def check_present(model: nn.Module) -> None:
-    """Refuse weights without a shape or a value, in pieces, or on several devices."""
-    _check_whole_weights(model)
+def check_present(model: nn.Module, *, sharded: bool = False) -> None:
+    """Refuse weights without a shape or a value, in pieces unless `sharded`, on several devices."""
+    if not sharded:
+        check_whole_weights(model)
+    _check_exchangeable(model)
+    check_devices(model)
+
+
+def check_devices(model: nn.Module) -> None:
+    """Refuse weights without a shape or a value, or on several devices."""
     devices: dict[torch.device, str] = {}
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -188,23 +197,18 @@ def check_present(model: nn.Module) -> None:
         )
 
 
-def _check_whole_weights(model: nn.Module) -> None:
-    # By name: importing these classes would take seconds. DeepSpeed marks its parameters by
-    # `ds_id`.
-    sharded_types = ("FullyShardedDataParallel", "DTensor", "ShardedTensor")
-    for name, part in [*model.named_modules(), *model.named_parameters()]:
-        if type(part).__name__ in sharded_types or hasattr(part, "ds_id"):
-            raise ProblemError(
-                f"{name or 'the model'} is sharded: a rank holds only a part of the weights. "
-                "Measure or initialize before the model is sharded, or copy the full weights into "
-                "a plain model (get_model_state_dict of torch.distributed.checkpoint.state_dict, "
-                "full_state_dict=True)."
-            )
+def _check_exchangeable(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
-            raise ProblemError(
+            raise DerivativeError(
                 f"{name or 'the model'} is a TorchScript module, whose weights cannot be "
                 "exchanged; pass the module it was made from."
+            )
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter and parameter.dtype in (torch.int8, torch.uint8):
+            raise DerivativeError(
+                f"{name} is quantized ({type(parameter).__name__}), with scales beside its "
+                "numbers, and cannot be exchanged."
             )
 
 
@@ -212,7 +216,11 @@ def check_apart(model: nn.Module) -> None:
     """Refuse two parameters that hold the same numbers: both gradients would move both of them."""
     spans = []
     for name, parameter in model.named_parameters():
-        if parameter.layout is torch.strided and parameter.numel():
+        if (
+            type(parameter) is nn.Parameter
+            and parameter.layout is torch.strided
+            and parameter.numel()
+        ):
             dimensions = zip(parameter.shape, parameter.stride(), strict=True)
             length = 1 + sum((count - 1) * stride for count, stride in dimensions)
             itemsize = parameter.element_size()
@@ -234,8 +242,16 @@ def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
     """Refuse measured weights that are not dense, real floating-point numbers, and any that are not
     finite.
     """
+    parameters = dict(model.named_parameters())
     for layer in layers:
-        weight = model.get_parameter(layer.parameter)
+        weight = parameters[layer.parameter]
+        if _is_stored_otherwise(weight):
+            raise ProblemError(
+                f"{layer.name} is held in another form ({type(weight).__name__}), as quantized "
+                "weights are; curvature needs plain floating-point weights. Leave it out with "
+                "layers= and measure what is trained beside it (an adapter), or measure the model "
+                "before it is quantized."
+            )
         if not weight.is_floating_point() or weight.layout is not torch.strided:
             raise ProblemError(
                 f"{layer.name} has dtype {weight.dtype} and layout {weight.layout}; curvature "
@@ -244,11 +260,18 @@ def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
                 "out with layers=."
             )
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not all_finite(parameter.detach()):
+        is_readable = type(parameter) is nn.Parameter or is_dtensor(parameter)
+        if is_readable and parameter.is_floating_point() and not all_finite(local_part(parameter)):
             raise WeightsError(
                 f"{name} holds NaN or inf (it is the first parameter that does); initialize it "
                 "again before measuring."
             )
+
+
+def _is_stored_otherwise(weight: Tensor) -> bool:
+    """Whether the numbers are not in the tensor's own memory, as in those of torchao."""
+    by_itself: Any = type(weight).__torch_dispatch__
+    return by_itself is not Tensor.__torch_dispatch__ and not is_dtensor(weight)
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -413,7 +436,7 @@ def check_output(output: Any, forward: Any) -> None:
             "torch.view_as_real of it, and take torch.view_as_complex(output) in the loss."
         )
     if output.dtype not in (torch.float32, torch.float64):
-        raise ProblemError(
+        raise DerivativeError(
             f"the model's output has dtype {output.dtype}; it must be real and of float32 or "
             "better, as the weights are while measuring: rounding drowns second derivatives. Leave "
             "casts (autocast, or .to()) out."
@@ -467,28 +490,35 @@ def check_graph(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> Non
     parameters = {name: problem.model.get_parameter(name) for name in problem.leaves}
     for who, end in (("the forward", output), ("the loss", loss)):
         if (name := first_leaf(nodes_behind(end.grad_fn), parameters)) is not None:
-            raise ProblemError(
+            raise DerivativeError(
                 f"{who} reaches {name} by a way that cannot be followed (an attribute in "
                 "__slots__, an earlier view, TorchScript), so that its derivative would be "
                 "missing. Keep the weight in an attribute of the model, and make views of it "
                 "inside the forward."
             )
+    if (name := find_added(problem, output, loss)) is not None:
+        raise DerivativeError(
+            f"the loss depends on {name} not only through the model's output: by a penalty, by an "
+            "auxiliary loss that the forward keeps in an attribute, or by a layer that the loss "
+            "uses, too. Leave a penalty out (c·‖w‖² adds 2c to every eigenvalue of the exact "
+            "Hessian), or measure ",
+            argument("curvature", "hessian"),
+            ", which counts it, or return anything else as a further column of the output (",
+            argument("forward"),
+            ") and take it from there in the loss.",
+        )
+    check_no_reentrant_checkpoints(output)
+
+
+def find_added(problem: FunctionalProblem, output: Tensor, loss: Tensor) -> str | None:
+    """A weight on which the loss depends beside the output, on which it must depend."""
     after = list(nodes_behind(loss.grad_fn, stop=output.grad_fn))
     if output.grad_fn not in after:
         raise ProblemError(
             "the loss is not a function of the model's output (it was detached, or the loss "
             "ignores it); compute it from its first argument."
         )
-    if (name := first_leaf(after, problem.leaves)) is not None:
-        raise ProblemError(
-            f"the loss depends on {name} not only through the model's output: by a penalty, by an "
-            "auxiliary loss that the forward keeps in an attribute, or by a layer that the loss "
-            "uses, too. Leave a penalty out (c·‖w‖² adds 2c to every eigenvalue of the exact "
-            "Hessian); return anything else as a further column of the output (",
-            argument("forward"),
-            ") and take it from there in the loss.",
-        )
-    check_no_reentrant_checkpoints(output)
+    return first_leaf(after, problem.leaves)
 
 
 def check_no_reentrant_checkpoints(output: Tensor) -> None:
@@ -496,7 +526,7 @@ def check_no_reentrant_checkpoints(output: Tensor) -> None:
     if any(
         type(node).__name__ == "CheckpointFunctionBackward" for node in nodes_behind(output.grad_fn)
     ):
-        raise ProblemError(
+        raise DerivativeError(
             "the model recomputes activations by reentrant checkpoints, which have no second "
             "derivative. Turn them off while measuring, or pass use_reentrant=False to "
             "torch.utils.checkpoint.checkpoint."
@@ -571,7 +601,7 @@ def _check_loss_repeats(problem: FunctionalProblem, batch: Batch, call: FirstCal
     loss = call.loss.detach()
     for draw in range(_DRAWS if call.drew and problem.dropout != "freeze" else 1):
         if not agree(problem.loss_of(output, batch, draw=draw).detach(), loss):
-            raise ProblemError(
+            raise DerivativeError(
                 "the loss changes from call to call on the same output, so there is no single "
                 "Hessian: it draws random numbers (",
                 argument("dropout", "freeze"),

@@ -58,7 +58,7 @@ def explained(
         ) from failure
     except (RuntimeError, ValueError, IndexError) as failure:
         if str(failure) == RECOMPUTES:
-            raise ProblemError(RECOMPUTES) from None
+            raise DerivativeError(RECOMPUTES) from None
         if "differentiated Tensors does not require grad" in str(failure):
             raise ProblemError(
                 "the forward differentiates by a tensor that is held constant while measuring: a "
@@ -227,24 +227,26 @@ class FunctionalProblem:
     time.
     """
 
+    # Without `Substitutes`, and with outputs that the forward itself has rounded to 16 bits.
+    runs_as_trained = False
+
     @torch.inference_mode(False)
     def __init__(self, problem: Problem) -> None:
-        self.model = checks.unwrap(problem.model)
-        check_present(self.model)
+        self.model = self._find_model(problem)
         check_apart(self.model)
         self.layers: tuple[Layer, ...] = find_layers(self.model, problem.layers)
-        check_values(self.model, self.layers)
+        self._check_values()
         checks.check_dropout(self.model, problem.dropout)
-        self.device = self.model.get_parameter(self.layers[0].parameter).device
+        parameters = dict(self.model.named_parameters())
+        self.device = parameters[self.layers[0].parameter].device
         if self.device.type == "mps":
             raise ProblemError(
                 "the model is on an Apple GPU (mps), which has no float64, and some steps need it; "
                 "measure on the CPU: model.cpu()."
             )
-        parameters = self.model.parameters()
-        dtypes = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
-        widest = torch.float64 if torch.float64 in dtypes else torch.float32
-        self.dtype = problem.dtype or widest
+        kinds = {parameter.dtype for parameter in parameters.values()}
+        dtypes = {dtype for dtype in kinds if dtype.is_floating_point}
+        self.dtype = self._choose_dtype(problem, dtypes)
         self.converts = dtypes != {self.dtype}
         # A recomputation finds the model's own tensors: of another dtype, or buffers that it would
         # write to.
@@ -268,6 +270,18 @@ class FunctionalProblem:
         self._loss_state = UserState(self.loss, beside=self._model_state)
         self._loss_dtype: torch.dtype | None = None
 
+    def _find_model(self, problem: Problem) -> nn.Module:
+        model = checks.unwrap(problem.model)
+        check_present(model)
+        return model
+
+    def _choose_dtype(self, problem: Problem, dtypes: set[torch.dtype]) -> torch.dtype:
+        widest = torch.float64 if torch.float64 in dtypes else torch.float32
+        return problem.dtype or widest
+
+    def _check_values(self) -> None:
+        check_values(self.model, self.layers)
+
     def _read_weights(self) -> None:
         measured = [layer.parameter for layer in self.layers]
         self.constants: dict[str, Tensor] = {}
@@ -290,7 +304,7 @@ class FunctionalProblem:
 
         All else must be as it was.
         """
-        check_values(self.model, self.layers)
+        self._check_values()
         other = copy.copy(self)
         other._start_again(check)
         return other
@@ -302,6 +316,20 @@ class FunctionalProblem:
     @property
     def examples(self) -> int:
         return sum(batch.size for batch in self.batches)
+
+    def weights_of_forward(self) -> dict[str, Tensor]:
+        """The tensors that the forward sees as the parameters."""
+        return {**self.leaves, **self.constants}
+
+    def output_at_factors(self, batch: Batch, factors: Mapping[str, float]) -> Tensor:
+        """The output with these factors on the parameters."""
+        weights = self.weights_of_forward()
+        scaled = {name: weight * factors.get(name, 1.0) for name, weight in weights.items()}
+        return self.output(batch, weights=scaled)
+
+    def totals(self, numbers: Tensor) -> list[float]:
+        """The numbers; in place on ranks in lockstep, their sums over the ranks."""
+        return numbers.tolist()
 
     @property
     def rows(self) -> int:
@@ -350,7 +378,7 @@ class FunctionalProblem:
         started = self.clock()
         weights = self._own_weights()
         with self._with_model(weights, 0) as stand_ins:
-            call = self._call_model(batch, 0, weights, stand_ins, plain=False)
+            call = self._call_model(batch, 0, weights, stand_ins, self.runs_as_trained)
             inspect(call.output)
             loss, loss_drew = self._call_loss(call.output, batch, 0)
         seconds = self.clock() - started
@@ -428,8 +456,9 @@ class FunctionalProblem:
             else:
                 output = self.forward(self.model, inputs)
         drew = draws.happened() or stand_ins.drew()
-        if self._in_bf16(dtype) and isinstance(output, Tensor) and output.dtype == torch.bfloat16:
-            output = output.float()
+        may_be_half = self.runs_as_trained or self._in_bf16(dtype)
+        if may_be_half and isinstance(output, Tensor) and output.dtype.itemsize < 4:
+            output = output.float() if output.is_floating_point() else output
         checks.check_output(output, self.forward)
         casts = output.dtype != dtype  # Hugging Face models return logits.float()
         if casts:

@@ -16,7 +16,7 @@ import threading
 import traceback
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from hessinit.errors import ProblemError
+from hessinit.problem.sharding import is_dtensor, is_sharded, local_part, reshard
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -210,6 +211,8 @@ class UserState:
     def __init__(self, *roots: Any, beside: UserState | None = None) -> None:
         """What `beside` has found is excluded; `meets_it` says whether `roots` reach any of it."""
         excluded: dict[int, Any] = {} if beside is None else beside._known
+        self._sharded = list(filter(is_sharded, roots))
+        self._reshard()
         reached, self.meets_it = _reachable(roots, _belongs_to_the_function, excluded)
         self._known: dict[int, Any] = {**excluded, **reached}
         objects = list(reached.values())
@@ -226,12 +229,15 @@ class UserState:
             self._holders += [
                 _Holder(namespace, names) for namespace, names in _namespaces(function)
             ]
+        # A forward may move what quantized weights keep beside their numbers.
+        modules = [value for value in objects if isinstance(value, nn.Module)]
+        attributes = [vars(weight) for module in modules for weight in module.parameters(False)]
+        self._holders += [_Holder(store, exchanges=False) for store in attributes if store]
         # Backward hooks belong to training, and may change the derivatives that they see: they are
         # off.
         tables = list(_HOOKS_OF_ALL)
-        for module in objects:
-            if isinstance(module, nn.Module):
-                tables += [module._backward_hooks, module._backward_pre_hooks]
+        for module in modules:
+            tables += [module._backward_hooks, module._backward_pre_hooks]
         self._resting = [_Holder(table) for table in tables if table]
 
     @contextlib.contextmanager
@@ -260,13 +266,19 @@ class UserState:
 
     def restore(self) -> None:
         """Put back what every container, object and closure held, not the content of tensors."""
+        self._reshard()
         for holder in (*self._holders, *self._resting):
             holder.restore()
+
+    def _reshard(self) -> None:
+        """Let FSDP2 itself exchange the weights that it has gathered for its shards."""
+        for model in self._sharded:
+            reshard(model)
 
 
 @dataclass(frozen=True)
 class _ParameterState:
-    """A parameter and what training changes of it."""
+    """A parameter, or the shard of this rank, and what training changes of it."""
 
     parameter: nn.Parameter
     data: Tensor
@@ -276,13 +288,15 @@ class _ParameterState:
 
     @classmethod
     def of(cls, parameter: nn.Parameter) -> _ParameterState:
-        data = parameter.data
+        data = local_part(parameter) if is_dtensor(parameter) else parameter.data
         return cls(parameter, data, data.clone(), parameter.grad, parameter.requires_grad)
 
     def restore(self, values: Tensor | None = None) -> None:
         parameter = self.parameter
-        parameter.data = self.data
-        self.data.copy_(self.values if values is None else values)
+        if not is_dtensor(parameter):
+            parameter.data = self.data
+        # FSDP2 may move a shard at the first forward.
+        local_part(parameter).copy_(self.values if values is None else local_part(values))
         parameter.grad = self.grad
         parameter.requires_grad_(self.requires_grad)
 
@@ -314,19 +328,32 @@ class ModelState:
         The parameters are the user's own, without gradients, and are not restored on exit.
         """
         self.restore(weights)
-        memory = {state.data.untyped_storage().data_ptr() for state in self._parameters}
-
-        def convert(tensor: Tensor) -> Tensor:
-            # A view of a weight must follow it. Any other leaf would collect a gradient.
-            is_strided = tensor.layout is torch.strided
-            if is_strided and tensor.untyped_storage().data_ptr() in memory:
-                return tensor
-            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
+        convert = copies_beside([state.parameter for state in self._parameters])
         with self._state.with_stand_ins(convert, seed, hooks=True):
             for state in self._parameters:
                 state.parameter.grad = None
             yield
+
+
+def copies_beside(parameters: Iterable[nn.Parameter]) -> Convert:
+    """Stand-ins for all tensors but these parameters and views of them, which stay."""
+    own = {id(parameter): parameter for parameter in parameters}
+
+    def memory_of(tensor: Tensor) -> int:
+        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+        return tensor.untyped_storage().data_ptr() if is_plain else 0
+
+    memory = {memory_of(parameter) for parameter in own.values()} - {0}
+
+    def convert(tensor: Tensor) -> Tensor:
+        # A view of a weight must follow it. Any other leaf would collect a gradient.
+        if id(tensor) in own or memory_of(tensor) in memory:
+            return tensor
+        if tensor.grad_fn is not None:  # a weight behind it must not be lost
+            return tensor.clone()
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    return convert
 
 
 @contextlib.contextmanager
@@ -387,11 +414,13 @@ class StandIns:
 class _Holder:
     """What a container, an object's `__dict__`, a cell, a class or a function held."""
 
-    def __init__(self, store: Any, names: list[str] | None = None) -> None:
+    def __init__(
+        self, store: Any, names: list[str] | None = None, *, exchanges: bool = True
+    ) -> None:
         self.store = store
         self._names = _state_names(store) if isinstance(store, type) else names
         self._keys, self._values = map(list, self._read())
-        exchanges = isinstance(store, type) or type(store) in _EXCHANGED
+        exchanges &= isinstance(store, type) or type(store) in _EXCHANGED
         values = self._values if exchanges else []
         self._positions = [n for n, value in enumerate(values) if _needs_stand_in(value)]
 
@@ -578,7 +607,8 @@ def _contents(value: Any) -> list[Any]:
         return [*cells, *(value.__defaults__ or ()), value.__kwdefaults__, value.__dict__]
     if isinstance(value, _CELLS):
         return _held(value)
-    around = [type(value), getattr(value, "__dict__", None)]
+    # The class that FSDP2 puts before the user's own is torch's.
+    around = [type(value), *type(value).__bases__, getattr(value, "__dict__", None)]
     if isinstance(value, (*_CONTAINERS, tuple, frozenset, Mapping)):
         if len(value) > _MOST_IN_ONE:
             return around

@@ -3,6 +3,11 @@
 Every message goes between rank 0 and one other rank (`send_object_list`), and not through
 `all_gather_object` or `broadcast_object_list`: in the ring or tree of a collective, a lost rank
 leaves the others waiting until the timeout, and none of them learns which rank it was.
+
+A model that FSDP2 has sharded talks to the other ranks in its own forward, so there every rank runs
+the same program, in lockstep. What ends it on one rank is told to the others by the store of the
+job; a rank that still waits for them then has its connections closed, and so have those that wait
+for that one.
 """
 
 from __future__ import annotations
@@ -11,10 +16,13 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import itertools
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -23,8 +31,9 @@ from torch import Tensor, nn
 
 from hessinit.errors import ProblemError, RankError, choose
 from hessinit.problem.batches import Batch, join_batches, map_tensors, read_batches, tensors_in
-from hessinit.problem.checks import check_model, check_present, unwrap
+from hessinit.problem.checks import check_finite_inputs, check_model, check_present, unwrap
 from hessinit.problem.problem import Problem, as_problem
+from hessinit.problem.sharding import find_mesh, is_dtensor, is_sharded, reshard
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,6 +56,7 @@ _SAME_ON_ALL_RANKS = {
     "everywhere",
     "values": "all ranks must hold the same values; broadcast them first, as "
     "DistributedDataParallel does",
+    "number": "the ranks of a sharded model run each batch together; pass as many on every rank",
     "batch": 'with distributed="layers" all ranks must pass the same batch; for shares choose '
     '"batch"',
 }
@@ -54,6 +64,23 @@ _TOGETHER = (
     'pass distributed="batch" on every rank (its share of the examples), or "layers" (all one '
     "batch)"
 )
+
+
+@dataclass(frozen=True)
+class LockstepRules:
+    """How ranks in lockstep end; ranks that refuse the same do so at nearly the same time."""
+
+    # After this the others wait for a rank that has failed: their connections are closed.
+    patience: timedelta = timedelta(seconds=5)
+    # Rank 0 holds the store of most jobs: it waits so long for the others to read there.
+    farewell: timedelta = timedelta(seconds=20)
+    tag: int = 20_230  # of messages that nobody sends
+
+
+LOCKSTEP = LockstepRules()
+_calls = itertools.count()  # of ranks in lockstep: the same number on all of them
+# torch raises a plain RuntimeError where gloo lost a connection.
+_DISCONNECTED = re.compile(r"gloo|nccl|Connection (closed|reset)", re.IGNORECASE)
 
 
 class Failure(str):
@@ -69,10 +96,12 @@ class _Question(NamedTuple):
 class Ranks:
     """The processes of a job that make one call together.
 
-    What one of them raises becomes a `RankError` on the others that names its rank.
+    What one of them raises becomes a `RankError` on the others that names its rank. Where the model
+    is `sharded`, every rank runs the same program, in lockstep, on its shards and examples; `share`
+    is this rank's part of the rows of all.
     """
 
-    def __init__(self, call: str, split: str = "batch") -> None:
+    def __init__(self, call: str, split: str = "batch", sharded: bool = False) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise ProblemError(
                 f'distributed="{split}" needs a process group, and none is initialized; start the '
@@ -81,6 +110,8 @@ class Ranks:
             )
         self.call = call
         self.split = split
+        self.sharded = sharded
+        self.share = 1.0
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self._others = range(1, self.size)
@@ -91,6 +122,8 @@ class Ranks:
         if "cpu:gloo" not in dist.get_backend_config() and world not in _gloo_groups:
             _gloo_groups[world] = dist.new_group(backend="gloo")
         self._group = _gloo_groups.get(world, world)
+        self._mesh_group = self._group
+        self._model = nn.Module()
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -114,8 +147,12 @@ class Ranks:
         return self._publish([value, *map(self._receive, self._others)], last)
 
     def first(self, work: Callable[[], T], last: bool = False) -> T:
-        """Do the work on rank 0 while the others wait; return its result on every rank."""
-        return self.exchange(None if self.rank else work(), last)[0]
+        """Return the result of rank 0 on every rank; the others wait, or work in lockstep."""
+        result = None
+        if self.sharded or not self.rank:
+            with self.in_lockstep():
+                result = work()
+        return self.exchange(None if self.rank else result, last)[0]
 
     def lead(self, work: Callable[[], T], answer: Callable[..., Any]) -> T:
         """Do the work on rank 0, whose questions the others answer; return its result on all."""
@@ -147,6 +184,102 @@ class Ranks:
         for share in self.exchange(work(names)):
             results.update(share)
         return results
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of the tensors of all ranks in float64, the same bits on every rank."""
+        return self._reduce(tensor, dist.ReduceOp.SUM)
+
+    def max(self, tensor: Tensor) -> Tensor:
+        """Return the largest of the tensors of all ranks, entry by entry, in float64."""
+        return self._reduce(tensor, dist.ReduceOp.MAX)
+
+    def _reduce(self, tensor: Tensor, operation: Any) -> Tensor:
+        total = tensor.detach().to(torch.float64, copy=True)
+        group = self._group if total.device.type == "cpu" else self._mesh_group
+        dist.all_reduce(total, operation, group=group)
+        return total
+
+    @contextlib.contextmanager
+    def in_lockstep(self) -> Iterator[None]:
+        """Let a block whose collectives are those of the user's model end alike on every rank."""
+        if not self.sharded or lockstep_ranks() is self:
+            yield
+            return
+        reshard(self._model)  # whatever the last forward has gathered
+        self._key = f"hessinit/{next(_calls)}"  # in the store of the job
+        self._settled = 0
+        self._has_failed = False
+        try:
+            with _made_by(self):
+                yield
+            self.settle()
+        except BaseException as failure:
+            try:
+                self.settle(failure)
+            except RankError as lost:
+                if _is_disconnection(failure):
+                    raise lost from failure
+            finally:
+                self._is_over = True
+            raise
+
+    def settle(self, failure: BaseException | None = None) -> None:
+        """Return once all ranks in lockstep are here, all of them with a failure or none.
+
+        Otherwise raise a RankError that names the first rank that failed or was lost. A rank that
+        fails while others wait for it in a collective closes its connections, which ends theirs.
+        """
+        if self._has_failed:
+            return
+        self._settled += 1
+        store = _store()
+        keys = [f"{self._key}/{self._settled}/{rank}" for rank in range(self.size)]
+        reason = ""
+        try:
+            if failure is not None:
+                if _is_disconnection(failure):
+                    raise failure
+                reason = self._describe(failure)
+            store.set(keys[self.rank], reason)
+            if reason:
+                store.wait(keys, LOCKSTEP.patience)
+            dist.barrier(self._group)
+            reasons = [store.get(key).decode() for key in keys]
+        except RuntimeError:
+            self._has_failed = True
+            raise RankError(self._close(reason)) from failure
+        first = next(filter(None, reasons), "")
+        if first and not all(reasons):
+            self._has_failed = True
+            raise RankError(first) from failure
+
+    def _close(self, reason: str) -> str:
+        """Close the connections of this rank, so that none waits for it.
+
+        Returns what was the first to end the call: the `reason` of this rank, or that of another.
+        """
+        store = _store()
+        ranks = [rank for rank in range(self.size) if rank != self.rank]
+        works = {rank: _receive_nothing(rank, self._group) for rank in ranks}
+        lost = [rank for rank, work in works.items() if work is None]
+        end = f"rank {lost[0]} {_ENDED}" if lost else f"some rank {_TIMED_OUT}"
+        reason = reason or f"{self.call} stopped on every rank: {end}."
+        with contextlib.suppress(RuntimeError):  # the store ended with rank 0
+            reason = store.compare_set(self._key, "", reason).decode()
+            store.set(f"{self._key}/read/{self.rank}", "")
+        for work in (
+            *works.values(),
+            *(_receive_nothing(rank, self._mesh_group) for rank in ranks),
+        ):
+            # A receive that times out fails all that gloo still sends or receives here.
+            with contextlib.suppress(RuntimeError):
+                if work is not None:
+                    work.wait(timedelta(milliseconds=1))
+        if not self.rank:
+            keys = [f"{self._key}/read/{rank}" for rank in ranks if rank not in lost]
+            with contextlib.suppress(RuntimeError):
+                store.wait(keys, LOCKSTEP.farewell)
+        return reason
 
     def _publish(self, values: list[Any], last: bool = False) -> list[Any]:
         """Send every other rank the values; only rank 0 does."""
@@ -208,7 +341,11 @@ class Ranks:
         """Return the batches; refuse options, models or batches that differ where they must not."""
         check_model(options["model"], options.get("forward"))
         model = unwrap(options["model"])
-        check_present(model)
+        check_present(model, sharded=self.sharded)
+        if self.sharded:
+            self._model = model
+            reshard(model)
+            self._mesh_group = find_mesh(model, self.size).get_group()
         for module in model.modules():
             if isinstance(module, nn.SyncBatchNorm) and module.training:
                 raise ProblemError(
@@ -223,15 +360,22 @@ class Ranks:
             if isinstance(option, _COMPARED_TYPES) and name not in _NOT_COMPARED
         }
         facts |= _describe_model(model, same_weights)
+        if self.sharded:
+            facts["number", "the number of batches"] = str(len(batches))
         if self.split == "layers":
             pairs = [(batch.inputs, batch.targets) for batch in batches]
             facts["batch", "the batch"] = _digest(tensors_in(pairs))
         _refuse_differences(self.exchange(facts))
+        if self.sharded:
+            for batch in batches:
+                check_finite_inputs(batch.inputs, "")  # before any rank waits for this one
+            rows = self.exchange(sum(batch.rows for batch in batches))
+            self.share = rows[self.rank] / sum(rows)
         return batches
 
     def join(self, batches: list[Batch]) -> list[Batch]:
-        """Return the examples of all ranks: as one batch if they can be joined."""
-        if self.split == "layers":
+        """Return the examples of all ranks, as one batch if possible; its own in lockstep."""
+        if self.split == "layers" or self.sharded:
             return batches
         shares = self.exchange(map_tensors(lambda tensor: tensor.detach().cpu(), batches))
         batches = [batch for share in shares for batch in share]
@@ -255,6 +399,59 @@ def calling_ranks() -> Ranks | None:
     return _calling.get()
 
 
+def lockstep_ranks() -> Ranks | None:
+    """Return the ranks that make the current call in lockstep, as the model is sharded, or None."""
+    ranks = calling_ranks()
+    return ranks if ranks is not None and ranks.sharded else None
+
+
+def mean_over_ranks(loss: Tensor) -> Tensor:
+    """Return the mean loss of the rows of all ranks in lockstep; else the loss itself."""
+    ranks = lockstep_ranks()
+    return loss if ranks is None else ranks.sum(ranks.share * loss)
+
+
+def smallest_over_ranks(number: float) -> float:
+    """Return the smallest of the numbers of all ranks in lockstep; else the number itself."""
+    ranks = lockstep_ranks()
+    return number if ranks is None else -float(ranks.max(torch.tensor(-float(number))))
+
+
+def on_any_rank(condition: bool) -> bool:
+    """Whether the condition holds on any of the ranks in lockstep, or here without them."""
+    return not smallest_over_ranks(not condition)
+
+
+def length_over_ranks(length: float) -> float:
+    """Return the length of a vector from that of this rank's part, where ranks are in lockstep."""
+    ranks = lockstep_ranks()
+    return length if ranks is None else float(ranks.sum(torch.tensor(length).square()).sqrt())
+
+
+def require_alike(failure: Exception) -> None:
+    """Return where every rank in lockstep has failed here, or none is; else end the call on all."""
+    if isinstance(failure, RankError):
+        raise failure
+    if (ranks := lockstep_ranks()) is not None:
+        ranks.settle(failure)
+
+
+class tolerating:  # noqa: N801 (as contextlib.suppress)
+    """Go on after these failures, ranks in lockstep only where all of them fail alike."""
+
+    def __init__(self, *failures: type[Exception]) -> None:
+        self._failures = failures
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, failure: BaseException | None, trace: Any) -> bool:
+        if not isinstance(failure, self._failures):
+            return False
+        require_alike(failure)
+        return True
+
+
 def on_all_ranks(
     run: Callable[[Ranks, Any, Callable[[], Any]], Any] | None = None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -267,6 +464,8 @@ def on_all_ranks(
     def decorate(verb: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(verb)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            if lockstep_ranks() is not None:  # called by another verb
+                return verb(*args, **kwargs)
             split = kwargs.get("distributed")
             if split is None and not is_one_of_several():
                 with _made_by(None):
@@ -274,29 +473,40 @@ def on_all_ranks(
             choose("distributed", split or "each", ["batch", "layers", "each"])
             bound = inspect.signature(verb).bind(*args, **kwargs)
             bound.apply_defaults()
+            problem = bound.arguments["problem"]
+            model = problem.model if isinstance(problem, Problem) else problem
             if split is None or split == "each":
-                problem = bound.arguments["problem"]
-                model = problem.model if isinstance(problem, Problem) else problem
                 _refuse_one_rank_alone(verb.__name__, split, model, _TOGETHER)
                 with _made_by(None):
                     return verb(*args, **kwargs)
-            ranks = Ranks(verb.__name__, str(split))
-            with ranks.together():
-                options = _options_of(bound.arguments)
-                batches = ranks.agree(options, same_weights=not verb.__name__.endswith("_"))
-                if run is not None:
-                    batches = ranks.join(batches)
-                    bound.arguments["distributed"] = None
-                pairs = [(batch.inputs, batch.targets) for batch in batches]
-                problem = replace(bound.arguments["problem"], batch=pairs)
-                bound.arguments["problem"] = problem
-                work = functools.partial(verb, *bound.args, **bound.kwargs)
-                with _made_by(None if run else ranks):
-                    return work() if run is None else run(ranks, problem.model, work)
+            sharded = split == "batch" and is_sharded(model)
+            return _call_on_all(Ranks(verb.__name__, str(split), sharded), verb, bound, run)
 
         return called
 
     return decorate
+
+
+def _call_on_all(
+    ranks: Ranks,
+    verb: Callable[..., T],
+    bound: inspect.BoundArguments,
+    run: Callable[[Ranks, Any, Callable[[], Any]], Any] | None,
+) -> T:
+    """Call the verb on what all ranks pass, as `on_all_ranks` says."""
+    with ranks.together():
+        options = _options_of(bound.arguments)
+        batches = ranks.agree(options, same_weights=not ranks.call.endswith("_"))
+        if run is not None:
+            batches = ranks.join(batches)
+            bound.arguments["distributed"] = None
+        pairs = [(batch.inputs, batch.targets) for batch in batches]
+        problem = replace(bound.arguments["problem"], batch=pairs)
+        bound.arguments["problem"] = problem
+        work = functools.partial(verb, *bound.args, **bound.kwargs)
+        caller = None if run and not ranks.sharded else ranks
+        with ranks.in_lockstep(), _made_by(caller):
+            return work() if run is None else run(ranks, problem.model, work)
 
 
 def _options_of(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -360,6 +570,27 @@ def share_weights(model: nn.Module) -> None:
             target.copy_(sent.view(target.dtype).view_as(target))
 
 
+def _receive_nothing(rank: int, group: Any) -> Any:
+    """Begin to receive what nobody sends; None where there is no connection."""
+    with contextlib.suppress(RuntimeError):
+        return dist.irecv(torch.empty(1), rank, group=group, tag=LOCKSTEP.tag)
+    return None
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _is_disconnection(failure: BaseException) -> bool:
+    """Whether torch lost a connection, or that is the cause."""
+    cause = failure.__cause__
+    return (
+        isinstance(failure, RankError)
+        or (isinstance(failure, RuntimeError) and _DISCONNECTED.search(str(failure)) is not None)
+        or (cause is not None and _is_disconnection(cause))
+    )
+
+
 def _refuse_failures(values: list[Any]) -> list[Any]:
     for value in values:
         if isinstance(value, Failure):
@@ -379,7 +610,7 @@ def _describe_model(model: nn.Module, same_weights: bool) -> dict[tuple[str, str
     for name, tensor in tensors.items():
         shape = f"{tuple(tensor.shape)}, {tensor.dtype}, trained={tensor.requires_grad}"
         facts["model", name] = shape
-        if same_weights:
+        if same_weights and not is_dtensor(tensor):
             facts["values", name] = _digest([tensor])
     return facts
 

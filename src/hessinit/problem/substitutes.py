@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from hessinit.errors import ProblemError, argument
+from hessinit.errors import DerivativeError, argument
 
 
 class Substitutes(TorchFunctionMode):
@@ -44,7 +44,7 @@ def _embedding_bag(
     padding = options.get("padding_idx")
     refused = ("max_norm", "scale_grad_by_freq", "per_sample_weights", "include_last_offset")
     if mode == "max" or any(options.get(name) not in (None, False) for name in refused):
-        raise ProblemError(
+        raise DerivativeError(
             "EmbeddingBag has no second derivative with mode='max' or any of "
             f"{', '.join(refused)}; use mode='sum' or 'mean' without these options, or leave it "
             "out (",
@@ -79,7 +79,7 @@ def _embedding(
 ) -> Tensor:
     """A sparse gradient cannot be differentiated again; the dense one holds the same numbers."""
     if scale_grad_by_freq or max_norm is not None:
-        raise ProblemError(
+        raise DerivativeError(
             f"an Embedding has scale_grad_by_freq={scale_grad_by_freq} and max_norm={max_norm}: "
             "the first divides its gradient by how often each word comes, the second rewrites its "
             "weight in the forward, so that what is trained has no Hessian. Measure without these "

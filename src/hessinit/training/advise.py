@@ -5,17 +5,30 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import Evaluation, evaluate, in_gradients, loss_gradient
+from hessinit.curvature.engine_choice import (
+    build_engine,
+    evaluate_everywhere,
+    exactly_or_plainly,
+    functional_form,
+)
+from hessinit.curvature.evaluation import Evaluation, LossGradient, in_gradients, loss_gradient
 from hessinit.curvature.preconditioner import AdamRule
-from hessinit.errors import ConvergenceError, ConvergenceWarning, DerivativeError, argument, choose
+from hessinit.errors import (
+    ConvergenceError,
+    ConvergenceWarning,
+    DerivativeError,
+    ProblemError,
+    argument,
+    choose,
+)
 from hessinit.init.weights import reason_to_keep
 from hessinit.measurement.facts import (
     facts_of,
@@ -26,16 +39,19 @@ from hessinit.measurement.facts import (
 )
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
+from hessinit.problem.batches import Batch
 from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.in_place import InPlaceProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import on_all_ranks
+from hessinit.problem.ranks import length_over_ranks, lockstep_ranks, on_all_ranks, require_alike
 from hessinit.results import advice as results
 from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_warmup
 from hessinit.results.curvature_report import MATRICES, Estimate
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
+from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.trial import LENGTHS, TrainingSetup, TrialSetting, prepare_trials
 
 
@@ -46,9 +62,8 @@ def advise(
     loss: Loss | None = None,
     batch: Any = None,
     *,
-    optimizer: rules.AnyOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     lr: float | None = None,
-    settings: Mapping[str, Any] | None = None,
     curvature: str = "gauss-newton",
     tolerance: float = 0.01,
     max_iterations: int = 200,
@@ -58,25 +73,27 @@ def advise(
 ) -> results.LearningRateAdvice:
     """Return the learning rate to train with, the stability limit, and whether to warm up.
 
-    Takes a `Problem`, or model, loss and batch for one with the defaults. `optimizer` is "sgd",
-    "momentum", "nesterov", "adam" or "adamw", a torch optimizer, or a function `(parameters)` or
-    `(parameters, lr)` that builds one. A name has torch's default settings but for those in
-    `settings`: momentum, betas, eps, weight_decay. Groups may differ in learning rate and weight
-    decay: the advice is for the one with the largest learning rate (or for `lr`), and the others
-    keep their proportion to it. For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P
+    Takes a `Problem`, or model, loss and batch for one with the defaults. `optimizer` is any: a
+    name of a class in `torch.optim`, a torch optimizer, several, a function that builds them, or a
+    `Training` with settings, clipping and accumulation. Groups may differ: the advice is for the
+    one with the largest learning rate (or for `lr`), and the others keep their proportion to it.
+    For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P
     the root mean square of mini-batch gradients, so the batch should be what one training step
     sees. `curvature` ("gauss-newton" or "hessian"), `tolerance` and `max_iterations` are those of
     `measure`; `distributed` is that of `initialize_`: rank 0 works, and every rank gets its advice.
 
-    The stability limit is exact for a quadratic with the curvature of these weights. The learning
-    rate is found by trials: from the rate of the largest guaranteed decrease on, `trial_steps`
-    steps on halves of the batch at rates a factor 2 apart (`advice.trials`). The advice is a
-    geometric mean of the best of them, counted twice, and of the rate whose first step moves the
-    weights by a fixed part of their length, within 0.25 to 0.6 times the best; beside frozen
-    weights, as with adapters, it is 0.85 times the best. It is nan where nothing learns. Without a
-    curvature, as of a loss that has no second derivative, trials alone decide.
-    The model is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed
-    decrease. Above the advised rate, two longer trials decide whether `lr` is to be warmed up to.
+    The stability limit is exact for a quadratic with the curvature of these weights. That of an
+    optimizer without a closed form follows from its own response to the gradient, or is nan where
+    no rate of a quadratic is one, as of steps of bounded length. The learning rate is found by
+    trials: from the rate of the largest guaranteed decrease on, `trial_steps` steps on halves of
+    the batch at rates a factor 2 apart (`advice.trials`), three times as many without a closed
+    form. The advice is a geometric mean of the best of them and of the rate at which a step moves
+    the weights by a fixed part of their length, within 0.25 to 0.6 (or 1) times the best; beside
+    frozen weights, as with adapters, it is 0.85 times the best. It is nan where nothing learns.
+    Without a curvature, as of a loss that has no second derivative, trials alone decide. The model
+    is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed decrease,
+    or of the first step's. Above the advised rate, two longer trials decide whether `lr` is to be
+    warmed up to.
 
     Costs what `measure` takes for the network alone (for Adam and AdamW about ten products and a
     few gradients), and about four trials of 32 steps on half the batch.
@@ -97,35 +114,36 @@ def advise(
         check_whole("max_iterations", max_iterations, at_least=1),
         problem.seed,
     )
-    rule = rules.build_optimizer_rule(
-        optimizer, problem.model, lr=lr, layers=problem.layers, settings=settings
-    )
-    measured = FunctionalProblem(replace(problem, layers=sorted(rule.rates) or problem.layers))
-    with measured.settings():
-        evaluations = evaluate(measured)
-        limit = _find_limit(rule, evaluations, curvature, search, needed=not trial_steps)
-        facts = _facts_of(measured, evaluations, curvature)
-        facts["notes"] += (*rule.notes, *note_uncounted(measured, rule.moved), *limit.notes)
-        gradient = loss_gradient(evaluations).seconds
+    training = Training.of(optimizer)
+    rule = rules.build_optimizer_rule(training, problem.model, lr=lr, layers=problem.layers)
+    held = replace(problem, layers=sorted(rule.rates) or problem.layers)
+    work = partial(_measure, rule=rule, curvature=curvature, settings=search)
+    try:
+        measured = exactly_or_plainly(held, "auto", lockstep_ranks(), work)
+    except DerivativeError as failure:
+        if not trial_steps:
+            raise
+        measured = _measure_without_limit(held, work, failure)
+    facts = measured.facts
+    limit = measured.limit
     rates = None
     warmup = None
-    if trial_steps:
-        setup = TrainingSetup.of(problem, rules.optimizer_builder(rule, optimizer, problem.model))
-        try:
-            with prepare_trials(setup, measured.batches) as setting:
-                rates = search_rate(setting, rule, limit.best, trial_steps)
-                if rule.lr is not None and rule.lr > rates.rate:
-                    warmup = try_warmup(setting, rule.lr)
-        # What can be measured need not be trainable, as an RNN in eval mode.
-        except Exception as failure:
-            facts["notes"] += (
-                f"No trial of the learning rate, as a training step failed: {failure}",
-            )
+    if trial_steps and not rule.tunes_itself:
+        rates, warmup, fault = _try_rates(
+            TrainingSetup.of(problem, training),
+            measured.problem.batches,
+            rule,
+            limit.best,
+            trial_steps,
+        )
+        facts["notes"] += fault
     if rates is not None and rates.trained_before and limit.frozen:
         facts["notes"] += (say.NO_GRADIENT_YET,)
-    seconds = measured.clock() - started
-    facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
+    seconds = measured.problem.clock() - started
+    facts |= {"seconds": seconds, "gradients": in_gradients(seconds, measured.gradient.seconds)}
     advice = _advise_by_limit(rule, limit, facts)
+    if clipping := _explain_clipping(training.clip_norm, measured.gradient.by_leaf):
+        advice = replace(advice, stable_reason=f"{advice.stable_reason}{clipping}")
     if rates is not None:
         advice = results.with_trials(advice, rates, warmup)
     if not advice.converged:
@@ -138,36 +156,95 @@ def advise(
     return advice
 
 
-def _find_limit(
+def _try_rates(
+    setup: TrainingSetup,
+    batches: Sequence[Batch],
     rule: rules.OptimizerRule,
-    evaluations: Sequence[Evaluation],
+    best: float,
+    steps: int,
+) -> tuple[TriedRates | None, WarmupAdvice | None, tuple[str, ...]]:
+    """Return what trials say of rates and of a warmup, or a note why none could be made."""
+    rates = None
+    warmup = None
+    try:
+        with prepare_trials(setup, batches) as setting:
+            rates = search_rate(setting, rule, best, steps)
+            if rule.lr is not None and rule.lr > rates.rate:
+                warmup = try_warmup(setting, rule.lr)
+    except ProblemError:  # the optimizer
+        raise
+    # What can be measured need not be trainable, as an RNN in eval mode.
+    except Exception as failure:
+        require_alike(failure)
+        note = f"No trial of the learning rate, as a training step failed: {failure}"
+        return rates, None, (note,)
+    return rates, warmup, ()
+
+
+def _explain_clipping(clip_norm: float | None, gradients: Mapping[str, Tensor]) -> str:
+    """Say how much clipping shortens a step at these weights; nothing where it does not."""
+    length = math.hypot(*(float(gradient.norm()) for gradient in gradients.values()))
+    length = length_over_ranks(length)
+    if clip_norm is None or length <= clip_norm:
+        return ""
+    return say.explain_clipping(clip_norm, length)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A problem, the limit of an optimizer on it, and the facts of the advice."""
+
+    problem: FunctionalProblem
+    limit: rules.StabilityLimit
+    facts: dict[str, Any]
+    gradient: LossGradient
+
+
+def _measure(
+    problem: FunctionalProblem,
+    rule: rules.OptimizerRule,
     curvature: str,
     settings: LanczosSettings,
-    *,
-    needed: bool,
-) -> rules.StabilityLimit:
-    """Return the stability limit; an unknown one without a curvature, unless it is `needed`."""
-    assert rule.rule is not None
+    unknown: str = "",
+) -> _Measured:
+    """Measure the stability limit, unless it is said why it stays unknown."""
+    with problem.settings():
+        evaluations, of_all = evaluate_everywhere(problem)
+        if unknown:
+            norm = Estimate(math.nan, 0.0, True, unknown)
+            limit = rules.StabilityLimit(math.nan, math.nan, norm, rule.rule)
+        else:
+            limit = rules.find_stability_limit(
+                rule,
+                build_engine(evaluations, curvature, settings),
+                evaluations,
+                settings,
+                semidefinite=curvature == "gauss-newton",
+            )
+        facts = _facts_of(problem, evaluations, curvature, of_all)
+        facts["notes"] += (*rule.notes, *note_uncounted(problem, rule.moved), *limit.notes)
+        return _Measured(problem, limit, facts, loss_gradient(evaluations))
+
+
+def _measure_without_limit(
+    problem: Problem, measure: Callable[..., _Measured], failure: DerivativeError
+) -> _Measured:
+    """The facts alone, of what has no curvature: trials alone tell the rate."""
+    unknown = str(failure)
     try:
-        return rules.find_stability_limit(
-            rule,
-            build_engine(evaluations, curvature, settings),
-            evaluations,
-            settings,
-            semidefinite=curvature == "gauss-newton",
-        )
-    except DerivativeError as failure:
-        if needed:
-            raise
-        norm = Estimate(math.nan, 0.0, True, str(failure))  # trials alone tell the rate
-        return rules.StabilityLimit(math.nan, math.nan, norm, rule.rule)
+        return measure(functional_form(problem), unknown=unknown)
+    except DerivativeError:
+        return measure(InPlaceProblem(problem, unknown), unknown=unknown)
 
 
 def _facts_of(
-    problem: FunctionalProblem, evaluations: Sequence[Evaluation], curvature: str
+    problem: FunctionalProblem,
+    evaluations: Sequence[Evaluation],
+    curvature: str,
+    of_all: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the fields of the advice that describe the problem."""
-    shared = facts_of(problem, evaluations)
+    """Return the fields of the advice that describe the problem, in a job that of all ranks."""
+    shared = {**facts_of(problem, evaluations), **of_all}
     return {
         "curvature": curvature,
         **{name: shared[name] for name in ("loss", "examples", "versions")},
@@ -182,8 +259,20 @@ def _advise_by_limit(
 ) -> results.LearningRateAdvice:
     """Return the advice that follows from the stability limit alone."""
     lr = rule.lr or None
-    if isinstance(limit.rule, AdamRule) or limit.ends is None:
-        best_reason, stable_reason = _explain(limit)
+    if rule.tunes_itself:
+        return results.LearningRateAdvice(
+            optimizer=rule.name,
+            lr=lr,
+            learning_rate=1.0,
+            learning_rate_reason=say.explain_self_tuning(rule.name),
+            stable_learning_rate=math.nan,
+            stable_reason=f"Not known: {rule.name} changes the length of its steps in training.",
+            norm=limit.norm,
+            warmup=results.untried_warmup(lr, 1.0),
+            **facts,
+        )
+    if not isinstance(limit.rule, Descent) or limit.ends is None:
+        best_reason, stable_reason = _explain(limit, rule.name)
         return results.LearningRateAdvice(
             optimizer=rule.name,
             lr=lr,
@@ -200,22 +289,25 @@ def _advise_by_limit(
     return replace(advice, optimizer=rule.name)
 
 
-def _explain(limit: rules.StabilityLimit) -> tuple[str, str]:
-    """Return the reasons of the best and the stable rate of Adam, or of an unknown limit."""
+def _explain(limit: rules.StabilityLimit, name: str) -> tuple[str, str]:
+    """Return the reasons of the best and the stable rate, but for gradient descent's."""
     norm = limit.norm.value
+    first_step = (
+        "The first step sets it: it lowers the quadratic model of the loss most at this rate."
+    )
+    rule = limit.rule
+    if rule is None and not math.isnan(limit.best):
+        return first_step, say.explain_response(norm, name, limit.norm.reason)
     if math.isnan(norm):
         unknown = say.explain_unknown(limit.norm.reason)
         return unknown, unknown
-    rule = limit.rule
     assert isinstance(rule, AdamRule)
     best = rule.best(norm)
     best_reason, stable_reason = say.explain_adaptive(
         norm, best, limit.stable, rule.decoupled_decay
     )
     if limit.first_step < best:
-        best_reason = (
-            "The first step sets it: it lowers the quadratic model of the loss most at this rate."
-        )
+        best_reason = first_step
     later = rule.stability_limit(norm)
     if 2 * limit.first_step <= later < math.inf:
         stable_reason = (
@@ -234,14 +326,24 @@ class SearchRules:
     part_sgd: float = 0.05
     part_momentum: float = 0.003
     part_adam: float = 0.01
+    # The advice over the rate that trials favour is this power of the ratio of the two, and stays
+    # between these: trials survive rates at which a training fails in the end.
+    power: float = 1 / 3
+    least_times: float = 0.25
+    most_times: float = 0.6
+    # Of optimizers without a closed form the first steps say little: the length that counts is the
+    # usual one among so many. Their trials are longer, and the other numbers become these.
+    moves: int = 48
+    part_any: float = 0.027
+    longer_any: int = 3
+    power_any: float = 1 / 2
+    most_times_any: float = 1.0
+    # The length of the first of these moves, as a part of that of the weights: next to none.
+    small_move: float = 1e-5
     most_trials: int = 14
     # A loss that changes by less than this part of what could be gained stands still, and at lower
     # rates, too.
     still: float = 1e-3
-    # The advice over the rate that trials favour stays between these: trials survive rates at which
-    # a training fails in the end.
-    least_times: float = 0.25
-    most_times: float = 0.6
     # Beside frozen weights, or with adapters, the length of what is trained says nothing, as B of
     # LoRA starts at 0; chosen on the development half of `benchmarks/finetuning.py`.
     adapter_times: float = 0.85
@@ -259,23 +361,33 @@ def search_rate(
 ) -> TriedRates:
     """Search the rate by trials, from that of the largest guaranteed decrease, `best`, on.
 
-    The rate is a geometric mean of the one that the trials favour, counted twice, and of the one
-    whose first step moves the weights by a fixed part of their length; beside frozen weights, which
-    were trained, it is a fixed part of the former. It is one that was tried, or lies between two.
+    The rate is a geometric mean of the one that the trials favour and of the one at which a step
+    moves the weights by a fixed part of their length; beside frozen weights, which were trained, it
+    is a fixed part of the former. It is one that was tried, or lies between two.
     """
     # A step that is lost in the rounding of the weights has no length.
     moved = setting.first_move(best if 0 < best < math.inf else 1.0)
-    reach = _part_of_length(optimizer) / moved if 0 < moved < math.inf else 0.0
+    part = _part_of_length(optimizer)
+    power = SEARCH.power
+    most_times = SEARCH.most_times
+    if optimizer.rule is None:
+        best = math.nan
+        power = SEARCH.power_any
+        most_times = SEARCH.most_times_any
+        steps *= SEARCH.longer_any
+        if 0 < moved < math.inf:
+            moved = setting.usual_move(SEARCH.small_move / moved, SEARCH.moves) or moved
+    reach = part / moved if 0 < moved < math.inf else 0.0
     search = RateSearch(setting, _starting_rate(optimizer, best, reach), steps)
     chosen = search.run()
-    trials = tuple(search.trials[power] for power in sorted(search.trials))
+    trials = tuple(search.trials[exponent] for exponent in sorted(search.trials))
     if search.longer is not None:
         trials = (*trials, search.longer)
     trained_before = bool(reason_to_keep(setting.setup.model))
     if not search.learned:
         return TriedRates(trials=trials, trained_before=trained_before)
     favoured = search.interpolated(chosen)
-    times = min(max((reach / favoured) ** (1 / 3), SEARCH.least_times), SEARCH.most_times)
+    times = min(max((reach / favoured) ** power, SEARCH.least_times), most_times)
     if trained_before:
         times = SEARCH.adapter_times
     survivors = [trial.lr for trial in trials if trial.survived]
@@ -393,7 +505,9 @@ def _starting_rate(optimizer: rules.OptimizerRule, best: float, reach: float) ->
 
 
 def _part_of_length(optimizer: rules.OptimizerRule) -> float:
-    """Return the length of a good first step, as a part of the length of the weights."""
+    """Return the length of a good step, as a part of the length of the weights."""
+    if optimizer.rule is None:
+        return SEARCH.part_any
     if not isinstance(optimizer.rule, Descent):
         return SEARCH.part_adam
     return SEARCH.part_momentum if optimizer.rule.momentum else SEARCH.part_sgd

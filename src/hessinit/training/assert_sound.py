@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from hessinit.present import to_text, words
 from hessinit.problem.checks import unwrap
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import on_all_ranks
+from hessinit.problem.ranks import on_all_ranks, tolerating
 from hessinit.results.advice import FLAT_INITIALIZATION, Descent, LearningRateAdvice
 from hessinit.results.curvature_report import (
     LEARN_ALL_THE_SAME,
@@ -31,6 +30,7 @@ from hessinit.results.curvature_report import (
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
 from hessinit.training.advise import advise
+from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.trial import (
     LENGTHS,
     TrainingSetup,
@@ -70,7 +70,7 @@ def assert_sound(
     batch: Any = None,
     *,
     lr: float | None = None,
-    optimizer: rules.AnyOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     times_stable: float = SOUNDNESS.times_stable,
     estimator: str = "auto",
     tolerance: float | None = None,
@@ -86,11 +86,12 @@ def assert_sound(
     depth, a loss far above that of a constant output, and numbers that are not finite. With a
     learning rate, by `lr` or the optimizer's own, also one at which the loss rises in a trial, or
     that is above `times_stable` times the stability limit of the optimizer, and a gradient that is
-    too small for it. `optimizer` is a name, a torch optimizer or a function that builds one,
-    parameter groups included. The norms must converge: to `tolerance`, by default 0.001, and 0.01
-    for the optimizer's limit. `estimator`, `max_iterations`, `details` and `network` are those of
-    `measure`. The model is not changed; for a sound one the report is returned. `distributed` is
-    that of `initialize_`: rank 0 judges, and a `RankError` tells the others of a failure.
+    too small for it. `optimizer` is any as in `advise`, parameter groups included; without a
+    stability limit trials judge alone. The norms must converge: to `tolerance`, by default 0.001,
+    and 0.01 for the optimizer's limit. `estimator`, `max_iterations`, `details` and `network` are
+    those of `measure`. The model is not changed; for a sound one the report is returned.
+    `distributed` is that of `initialize_`: rank 0 judges, and a `RankError` tells the others of a
+    failure.
 
     How often it is right was measured: benchmarks/results/soundness.txt. Costs what `measure` does;
     with a learning rate 32 steps on halves of the batch more, and for Adam and AdamW about ten
@@ -155,7 +156,7 @@ def measure_and_judge(
     problem: Problem,
     measuring: Mapping[str, Any],
     *,
-    optimizer: rules.AnyOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     lr: float | None = None,
     times_stable: float = SOUNDNESS.times_stable,
     with_rates: bool = False,
@@ -195,12 +196,14 @@ def measure_and_judge(
     trial, loss_range = _try_rate(problem, optimizer, rule)
     overruled = trial is not None and learns_much(trial, loss_range)
     report = _with_findings_for(rule, report, overruled=overruled)
-    if stable > 0:  # where the norm is not finite, that is a finding of its own
+    # Where the norm is not finite, that is a finding of its own; some optimizers have no limit.
+    if stable > 0 or rule.rule is None:
         findings = [
             *_judge_height(report, rule, stable, times_stable, trial, loss_range),
             *_judge_smallness(report, rule, loss_range),
         ]
-        report = replace(report, findings=(*(report.findings or ()), *findings))
+        if findings:
+            report = replace(report, findings=(*(report.findings or ()), *findings))
     return Judgement(report, advice, trial, norm)
 
 
@@ -221,7 +224,7 @@ def _judge_height(
     if rule.lr > times_stable * stable and (is_strict or not learned):
         times = words.format_times(rule.lr / stable)
         message = (
-            f"lr = {rule.lr:g} is {times} times the stability limit of {rule.rule}, which is "
+            f"lr = {rule.lr:g} is {times} times the stability limit of {rule.name}, which is "
             f"{words.format_number(stable)}."
         )
         return [Finding(kind="rate too high", message=message, way_out=way_out)]
@@ -236,7 +239,7 @@ def _advise(
     problem: Problem,
     report: CurvatureReport,
     measuring: Mapping[str, Any],
-    optimizer: rules.AnyOptimizer,
+    optimizer: AnyOptimizer,
     lr: float | None,
     trial_steps: int,
 ) -> LearningRateAdvice:
@@ -256,13 +259,12 @@ def _advise(
 
 
 def _try_rate(
-    problem: Problem, optimizer: rules.AnyOptimizer, rule: rules.OptimizerRule
+    problem: Problem, optimizer: AnyOptimizer, rule: rules.OptimizerRule
 ) -> tuple[Trial | None, LossRange]:
     """Return a trial at the optimizer's rate (None if no step succeeds), and the loss's range."""
     assert rule.lr is not None
-    build = rules.optimizer_builder(rule, optimizer, unwrap(problem.model))
-    setup = TrainingSetup.of(problem, build)
-    with contextlib.suppress(RuntimeError), prepare_trials(setup, problem.batches) as setting:
+    setup = TrainingSetup.of(problem, Training.of(optimizer))
+    with tolerating(RuntimeError), prepare_trials(setup, problem.batches) as setting:
         return setting.train(rule.lr, patient=True), setting.setup.loss_range
     return None, UNKNOWN
 
@@ -278,10 +280,11 @@ def _with_findings_for(
         is_tolerable = finding.kind in SIGNALS and not isinstance(rule.rule, Descent)
         return finding.excess >= (SOUNDNESS.adam_excess if is_tolerable else 1.0)
 
-    findings = report.findings or ()
-    dropped = [finding for finding in findings if overruled and not matters(finding)]
+    if report.findings is None:  # nothing was judged
+        return report
+    dropped = [finding for finding in report.findings if overruled and not matters(finding)]
     notes = (*report.notes, *(f"{finding} {LEARN_ALL_THE_SAME}" for finding in dropped))
-    return replace(report, findings=tuple(filter(matters, findings)), notes=notes)
+    return replace(report, findings=tuple(filter(matters, report.findings)), notes=notes)
 
 
 def _lower_rate(report: CurvatureReport, rule: rules.OptimizerRule, stable: float) -> str:

@@ -23,9 +23,9 @@ from hessinit.problem.ranks import check_each
 from hessinit.progress import OnProgress, announce, check_progress
 from hessinit.results.comparison import Comparison, Run
 from hessinit.results.result import Plain, from_plain
-from hessinit.training import loop
 from hessinit.training.jobs import Job, JobFolder, check_folder, check_workers, count_cores
 from hessinit.training.loop import device_of, read_data
+from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.trainer import (
     OURS,
     Build,
@@ -160,7 +160,7 @@ def compare(
     seeds: int | Iterable[int] = 3,
     steps: int = 200,
     batch_size: int = 64,
-    optimizer: str | loop.MakeOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     folder: str | os.PathLike[str] | None = None,
     settings: RunSettings = AS_USUAL,
 ) -> Comparison:
@@ -175,9 +175,8 @@ def compare(
     A scheme is one of `apply_scheme_`, "default" (the weights that build() gives), "hessinit"
     (`initialize_` for that learning rate), or one of them with "+warmup": the rate rises linearly
     over a fifth of the steps. A mapping names functions of your own, `scheme(model, loss, batch,
-    lr, seed)`, which write the weights in place. `optimizer` is "sgd", "momentum" or "nesterov"
-    (0.9), "adam", "adamw" or a function `(parameters, lr)`. A scheme that fails on this model stops
-    nothing: its runs say why.
+    lr, seed)`, which write the weights in place. `optimizer` is any as in `advise`, but not one
+    that was built. A scheme that fails on this model stops nothing: its runs say why.
 
     With `folder`, every finished run is kept there, and the same call continues an interrupted
     experiment, also with more schemes, rates and seeds. Your functions are recorded by name: after
@@ -207,12 +206,13 @@ def compare(
         )
     loss, data, options = _read_problem(loss, data)
     check_folder(folder)
-    loop.check_optimizer(optimizer)
+    training = Training.of(optimizer)
+    training.check_rebuilds()
     started = time.perf_counter()
     batch_size = checks.check_whole("batch_size", batch_size, at_least=1)
     examples = read_data(data, batch_size, steps)
     device = None if settings.device is None else str(torch.empty(0, device=settings.device).device)
-    trainer = Trainer(build, loss, examples, options, grid.schemes, steps, optimizer, device)
+    trainer = Trainer(build, loss, examples, options, grid.schemes, steps, training, device)
     first = trainer.check_first_model()
     job_folder = _open_folder(folder, settings, trainer, first)
     if settings.progress is True and settings.executor is None and not job_folder.results:
@@ -231,7 +231,7 @@ def compare(
         runs=runs,
         steps=steps,
         batch_size=examples.batch_size,
-        optimizer=describe(optimizer),
+        optimizer=describe(training),
         examples=examples.examples,
         stds=stds,
         rate_dependent=grid.rate_dependent,
@@ -262,7 +262,7 @@ def sweep(
     seeds: int | Iterable[int] = 3,
     steps: int = 200,
     batch_size: int = 64,
-    optimizer: str | loop.MakeOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     folder: str | os.PathLike[str] | None = None,
     settings: RunSettings = AS_USUAL,
 ) -> Comparison:

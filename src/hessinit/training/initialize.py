@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from hessinit.curvature.evaluation import gradient_seconds, in_gradients
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, argument
@@ -24,14 +25,14 @@ from hessinit.problem import checks
 from hessinit.problem.batches import read_batches
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import Ranks, on_all_ranks, share_weights
+from hessinit.problem.ranks import Ranks, lockstep_ranks, on_all_ranks, share_weights
 from hessinit.progress import OnProgress, check_progress, report_progress
 from hessinit.results.advice import Descent
 from hessinit.results.curvature_report import CurvatureReport
 from hessinit.results.initialization import LEARNED, Initialization, Trial
 from hessinit.results.result import replacing
-from hessinit.training import loop
-from hessinit.training.optimizer_rules import name_rule, read_optimizer
+from hessinit.training.optimizer_rules import build_optimizer_rule
+from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.weight_trials import (
     SURVIVAL,
     Candidate,
@@ -40,6 +41,7 @@ from hessinit.training.weight_trials import (
     has_branches,
     race_,
     read_race_data,
+    search_rate_,
     survive_,
 )
 
@@ -80,10 +82,12 @@ def _on_first_rank(
         return result, result.applied
 
     result, applied = ranks.first(work_and_tell, last=True)
-    share_weights(inside)
+    if not ranks.sharded:
+        share_weights(inside)
     if not applied:
         return result
-    return replace(result, _go_back=old, _save_weights=partial(_save_weights, inside))
+    save = None if ranks.sharded else partial(_save_weights, inside)
+    return replace(result, _go_back=old, _save_weights=save)
 
 
 @uninterrupted
@@ -96,7 +100,7 @@ def initialize_(
     *,
     lr: float | str | None = None,
     target: float | None = None,
-    optimizer: str | loop.MakeOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     data: Any = None,
     fit: Fit = Fit(),  # noqa: B008 - frozen
     dry_run: bool = False,
@@ -116,8 +120,10 @@ def initialize_(
     output where the network is homogeneous, as with ReLU, else by the last weight. `target` gives
     the norm itself; neither means 1. `fit` holds rarer options: `Fit(scheme="he")`.
 
-    `optimizer` is that of the training: a name, or a function `(parameters, lr)` that builds one.
-    "momentum" and "nesterov" make steps 1/(1 − momentum) times as long. The weights are tried by 24
+    `optimizer` is that of the training, any as in `advise`. "momentum" and "nesterov" make steps
+    1/(1 − momentum) times as long. Those that divide by the size of recent gradients, such as NAdam
+    and RMSprop, count as Adam; for others, such as Lion and Muon, nothing is fitted, and
+    `result.reason` says so. The weights are tried by 24
     steps on the batch at 1.25 times the rate; where the loss blows up, κ is lowered;
     `result.survival` tells.
 
@@ -138,7 +144,8 @@ def initialize_(
 
     In a job of several processes, each makes the call: rank 0 works on the examples of all ranks
     (distributed="batch"), or on the batch that all pass ("layers"), and on its `data`; all get its
-    weights. distributed="each" says that this process works for itself. One of several that says
+    weights. A model that FSDP2 has sharded stays so: with "batch", every rank draws and scales its
+    shards. distributed="each" says that this process works for itself. One of several that says
     nothing is refused, and so is "each" for a model in DistributedDataParallel, whose replicas
     would get different weights.
 
@@ -155,27 +162,32 @@ def initialize_(
     check_progress(progress)
     checks.check_switches(dry_run=dry_run, overwrite=overwrite)
     model = checks.unwrap(problem.model)
-    checks.check_present(model)
+    checks.check_present(model, sharded=lockstep_ranks() is not None)
+    _check_in_lockstep(model, data)
     if data is not None and lr is None:
         raise ProblemError(
             "data= asks for a race, which trains at a learning rate; pass lr=, such as 0.1, or "
             "lr='auto'."
         )
-    request = _read_request(lr, target, optimizer, fit, model)
+    checks.check_kind("fit", fit, Fit, "scheme='he'")
+    targets = _find_writable(model, problem.layers, overwrite)
+    training = _read_training(optimizer, fit)
+    request = _read_request(lr, target, training, fit, model)
     checks.check_dropout(model, problem.dropout)
     factory = scales.ProblemFactory(_with_batch_read(problem), fit.curvature)
     steps = fit.trial_steps * (RACE.times_longer if request.lr == "auto" else 1)
     raced = None
     if data is not None:
-        raced = read_race_data(data, factory.problem.batch, steps, problem.seed)
-    targets = _find_writable(model, problem.layers, overwrite)
+        raced = read_race_data(
+            data, factory.problem.batch, steps * training.accumulate, problem.seed
+        )
     biases: list[nn.Parameter] = []
     if problem.layers is None:
         biases = [
             weight for weight in model.parameters() if weight.ndim < 2 and weight.requires_grad
         ]
     restore = weights.snapshot(targets, biases)
-    fitted = FittedWeights(factory, targets, restore, optimizer, request.momentum)
+    fitted = FittedWeights(factory, targets, restore, training)
     try:
         result = _find_weights_(fitted, request, raced, steps, progress)
         missed = not result.converged and not result.flat_enough
@@ -193,6 +205,22 @@ def initialize_(
         restore()
         return result
     return replace(result, _go_back=restore, _save_weights=partial(_save_weights, model))
+
+
+def _check_in_lockstep(model: nn.Module, data: Any) -> None:
+    """Refuse what is not done with a sharded model."""
+    if lockstep_ranks() is None:
+        return
+    if data is not None:
+        raise ProblemError(
+            "data= asks for a race, and the weights of a sharded model are not raced; leave it out."
+        )
+    names = [name for name, part in model.named_modules() if parametrize.is_parametrized(part)]
+    if names:
+        raise ProblemError(
+            f"{names[0] or 'the model'} is parametrized, and a sharded weight is written as it is "
+            "stored; initialize before fully_shard."
+        )
 
 
 def _with_batch_read(problem: Problem) -> Problem:
@@ -242,6 +270,8 @@ def _find_weights_(
     """Fit weights, make them survive a trial, and race them where there are data."""
     result = fitted.fit_(request)
     used = request
+    if request.lr == "auto" and request.is_adaptive and result.lr is None:
+        result = search_rate_(fitted, result, request)
     if result.lr is not None and (data is None or request.lr != "auto"):
         result, used = survive_(fitted, result, request)
     if data is not None:
@@ -251,6 +281,8 @@ def _find_weights_(
 
 def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initialization:
     """Return the result and its reports with their cost in gradients, if one can be timed."""
+    if lockstep_ranks() is not None:  # their clocks differ
+        return result
     gradient = None
     with contextlib.suppress(ProblemError):  # for weights that are not finite
         problem = factory.functional()
@@ -268,23 +300,22 @@ def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initializ
     )
 
 
+def _read_training(optimizer: AnyOptimizer, fit: Fit) -> Training:
+    """Return how the weights will be trained; `fit` has the momentum of names without settings."""
+    training = Training.of(optimizer)
+    if training.optimizer in ("momentum", "nesterov") and training.settings is None:
+        return replace(training, settings={"momentum": fit.momentum})
+    return training
+
+
 def _read_request(
-    lr: float | str | None,
-    target: float | None,
-    optimizer: str | loop.MakeOptimizer,
-    fit: Fit,
-    model: nn.Module,
+    lr: float | str | None, target: float | None, training: Training, fit: Fit, model: nn.Module
 ) -> FitRequest:
-    """Return what to fit to; the optimizer that a user's function builds tells its rule."""
-    checks.check_kind("fit", fit, Fit, "scheme='he'")
-    if isinstance(optimizer, str):
-        return FitRequest(lr, target, optimizer, fit)
-    loop.check_optimizer(optimizer)
-    built = loop.make_optimizer(optimizer, model, 0.1)
-    rule = read_optimizer(built, model, checks.find_layers(model), in_training=True).rule
-    if isinstance(rule, Descent) and rule.momentum:
-        fit = replace(fit, momentum=rule.momentum)
-    return FitRequest(lr, target, name_rule(rule), fit)
+    """Return what to fit to."""
+    read = build_optimizer_rule(training, model, layers="**")
+    if isinstance(read.rule, Descent) and read.rule.momentum:
+        fit = replace(fit, momentum=read.rule.momentum)
+    return FitRequest(lr, target, read.kind, fit)
 
 
 @dataclass

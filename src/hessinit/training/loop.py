@@ -1,4 +1,4 @@
-"""The training loop of the project: its data, random streams and optimizers."""
+"""The training loop of the project, its data and random streams."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from hessinit.errors import ProblemError, accepts, argument, check_positive, choose
+from hessinit.errors import ProblemError, argument, check_positive
 from hessinit.problem import checks
 from hessinit.problem.batches import Batch, map_tensors, part_of, read_batches, tensors_in
 from hessinit.problem.preserve import uninterrupted, untouched_random_state, untouched_sources
 from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.ranks import mean_over_ranks, on_any_rank, require_alike
+from hessinit.problem.sharding import local_part
 from hessinit.problem.substitutes import in_mode
 from hessinit.results.track_record import Tracking
+from hessinit.training.optimizers import AnyOptimizer, Stepper, Training, Warmup
 
 ONE_AT_A_TIME = threading.RLock()  # runs use global generators and settings, so threads take turns
 # Half of fewer examples may be far sharper than the batch.
@@ -280,68 +282,77 @@ def _check_examples(batch: Batch, batch_size: int) -> None:
         )
 
 
-# A function of the parameters and the learning rate, or of the parameters alone.
-MakeOptimizer = Callable[..., Optimizer]
-
-Parameters = list[nn.Parameter]
-
-OPTIMIZERS: dict[str, Callable[[Parameters, float, float], Optimizer]] = {
-    "sgd": lambda parameters, lr, _: SGD(parameters, lr=lr),
-    "momentum": lambda parameters, lr, momentum: SGD(parameters, lr=lr, momentum=momentum),
-    "nesterov": lambda parameters, lr, momentum: SGD(
-        parameters, lr=lr, momentum=momentum, nesterov=True
-    ),
-    "adam": lambda parameters, lr, _: Adam(parameters, lr=lr),
-    "adamw": lambda parameters, lr, _: AdamW(parameters, lr=lr),
-}
-
-EXAMPLE = "lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr)"
-
-
 def train(
     model: nn.Module,
     loss: Loss,
     batches: Iterable[tuple[Any, Any]],
-    optimizer: Optimizer,
+    optimizer: Stepper,
     *,
     warmup: Warmup | None = None,
     forward: Forward | None = None,
     build: Callable[[], nn.Module] | None = None,
     on_step: Callable[[int, float], object] | None = None,
 ) -> tuple[list[float], str]:
-    """Train in place; returns the loss of every mini-batch before its step, and why it failed.
+    """Train in place; returns the loss of every step before it is made, and why training failed.
 
-    A loss that is not finite is the last, and no step is
-    made with it. An exception counts as a loss of nan if the weights are its cause: some are not
-    finite, or a new model from `build` accepts the same batch. `on_step(number, loss)` is called
-    after every step, counted from 1.
+    It is the mean over the mini-batches whose gradients the step accumulates, at the weights that
+    count (`Stepper.averages`). A loss that is not finite is the last, and no step is made with it.
+    An exception counts as a loss of nan if the weights are its cause: some are not finite, or a new
+    model from `build` accepts the same batch. `on_step(number, loss)` is called after every step,
+    counted from 1.
     """
     losses: list[float] = []
-    for step, batch in enumerate(batches):
+    for step, parts in enumerate(_grouped(batches, optimizer.accumulate)):
         if warmup is not None:
             warmup.set(step)
         model.zero_grad(set_to_none=True)  # that of the optimizer asks torch's compiler each time
         failure = ""
         try:
-            value = evaluate_loss(model, loss, batch, forward)
+            losses.append(_add_gradients(model, loss, parts, forward, optimizer))
         except Exception as raised:
+            require_alike(raised)
             # Some functions refuse nan and inf instead of passing them on.
             is_out_of_memory = isinstance(raised, torch.OutOfMemoryError)
-            if is_out_of_memory or not _caused_by_weights(model, build, loss, batch, forward):
+            if is_out_of_memory or not _caused_by_weights(model, build, loss, parts[0], forward):
                 raise
             failure = f"Step {step + 1} failed on the weights that training led to: {raised}"
             losses.append(math.nan)
-        else:
-            checks.check_loss_value(value)
-            losses.append(value.item())
-            if math.isfinite(losses[-1]):
-                value.backward()
-                optimizer.step()
+        if math.isfinite(losses[-1]):
+            optimizer.step()
         if on_step is not None:
             on_step(step + 1, losses[-1])
         if not math.isfinite(losses[-1]):
             return losses, failure
     return losses, ""
+
+
+def _grouped(
+    batches: Iterable[tuple[Any, Any]], size: int
+) -> Iterator[tuple[tuple[Any, Any], ...]]:
+    """Return so many batches at a time; what remains is dropped."""
+    return zip(*[iter(batches)] * size, strict=False)
+
+
+def _add_gradients(
+    model: nn.Module,
+    loss: Loss,
+    parts: Sequence[tuple[Any, Any]],
+    forward: Forward | None,
+    optimizer: Stepper,
+) -> float:
+    """Add the mean gradient of the mini-batches to `.grad`; return the mean of their losses."""
+    losses = []
+    for part in parts:
+        value = evaluate_loss(model, loss, part, forward)
+        checks.check_loss_value(value)
+        losses.append(mean_over_ranks(value).item())
+        if not math.isfinite(losses[-1]):
+            break
+        (value / len(parts) if len(parts) > 1 else value).backward()
+        if optimizer.averages:
+            with optimizer.evaluating():
+                losses[-1] = mean_over_ranks(evaluate_loss(model, loss, part, forward)).item()
+    return statistics.fmean(losses)
 
 
 @uninterrupted
@@ -360,7 +371,8 @@ def _caused_by_weights(
     batch: tuple[Any, Any],
     forward: Forward | None,
 ) -> bool:
-    if all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()):
+    parts = map(local_part, model.parameters())
+    if not on_any_rank(not all(bool(torch.isfinite(part).all()) for part in parts)):
         if build is None:
             return False
         try:
@@ -376,7 +388,7 @@ def train_and_track(
     *,
     lr: float,
     steps: int,
-    optimizer: str | MakeOptimizer = "sgd",
+    optimizer: AnyOptimizer = "sgd",
     warmup: int = 0,
     name: str = "",
     on_step: Callable[[int, float], object] = lambda step, loss: None,
@@ -393,7 +405,7 @@ def train_and_track(
 
     steps = checks.check_whole("steps", steps, at_least=1)
     rate = check_positive("lr", lr)
-    check_optimizer(optimizer)
+    training = Training.of(optimizer)
     model = problem.model
     with (
         in_mode(model, training=True),
@@ -402,11 +414,11 @@ def train_and_track(
         torch.enable_grad(),
     ):
         seed_everything(problem.seed, "training")
-        stepper = make_optimizer(optimizer, model, rate)
+        stepper = training.build(model, rate)
         ramp = Warmup(stepper, warmup)
         ramp.set(0)
         quiet = {"path": None, "log_to": None, "settings": TrackSettings(warn=False)}
-        with track(problem, optimizer=stepper, **{**quiet, **tracking}) as tracker:
+        with track(problem, optimizer=stepper.optimizers, **{**quiet, **tracking}) as tracker:
             tracker.name = name
 
             def after_step(step: int, loss: float) -> None:
@@ -431,118 +443,6 @@ def train_and_track(
             if tracker.tracking.points[-1].step < tracker.steps:
                 tracker.measure()
         return tracker.close()
-
-
-def check_optimizer(optimizer: Any) -> None:
-    """Raise ProblemError if this is no known name and no function that builds an optimizer."""
-    if isinstance(optimizer, Optimizer):
-        raise ProblemError(
-            f"optimizer is a {type(optimizer).__name__} of one model, and every run trains a new "
-            f"one; pass a function such as {EXAMPLE}."
-        )
-    if isinstance(optimizer, str):
-        choose("optimizer", optimizer, list(OPTIMIZERS), {"gd": "sgd", "heavy ball": "momentum"})
-    elif isinstance(optimizer, nn.Module) or not (
-        accepts(optimizer, [], wrapped=False) or accepts(optimizer, [], 0.1, wrapped=False)
-    ):
-        raise ProblemError(
-            f"optimizer is a {type(optimizer).__name__}; it must be a name, such as 'adam', or a "
-            f"function that builds one, such as {EXAMPLE}."
-        )
-
-
-def make_optimizer(
-    optimizer: str | MakeOptimizer,
-    model: nn.Module,
-    learning_rate: float | None,
-    momentum: float = 0.9,
-) -> Optimizer:
-    """Build an optimizer of the model's trainable parameters.
-
-    Where a function takes the parameters alone, the rates of its groups are scaled, the largest to
-    `learning_rate`. With None its rates stay; a function that requires a rate is then passed 1.
-
-    >>> import functools
-    >>> build = functools.partial(SGD, lr=0.1, momentum=0.5)
-    >>> optimizer = make_optimizer(build, nn.Linear(2, 1), 0.3)
-    >>> optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]
-    (0.3, 0.5)
-    """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise ProblemError(
-            "the model has no trainable parameter; unfreeze some with requires_grad_()."
-        )
-    rate = 1.0 if learning_rate is None else learning_rate
-    if isinstance(optimizer, str):
-        return OPTIMIZERS[optimizer](parameters, rate, momentum)
-    keeps_rate = learning_rate is None and accepts(optimizer, [])
-    takes_rate = not keeps_rate and accepts(optimizer, [], 0.1)
-    try:
-        built: Any = optimizer(parameters, rate) if takes_rate else optimizer(parameters)
-    except ValueError as failure:  # torch refuses an empty list
-        raise ProblemError(_explain_build(f"optimizer cannot be built: {failure}")) from failure
-    _check_trains(built, model)
-    if not takes_rate and learning_rate is not None:
-        _scale_rates(built, learning_rate)
-    return built
-
-
-def _check_trains(built: Any, model: nn.Module) -> None:
-    """Raise ProblemError unless a user's function built an optimizer of this model's parameters."""
-    kind = type(built).__name__
-    if not isinstance(built, Optimizer):
-        raise ProblemError(
-            f"optimizer returned a {kind}; it must be called as optimizer(parameters, lr) or "
-            "optimizer(parameters) and return a torch.optim.Optimizer."
-        )
-    of_model = {id(parameter) for parameter in model.parameters()}
-    updated = [id(parameter) for group in built.param_groups for parameter in group["params"]]
-    strangers = sum(parameter not in of_model for parameter in updated)
-    if updated and not strangers:
-        return
-    fault = "it has none"
-    if strangers:
-        fault = f"{strangers} of its {len(updated)} parameters are not the model's"
-    raise ProblemError(
-        _explain_build(f"optimizer returned a {kind} that does not train the model: {fault}")
-    )
-
-
-def _explain_build(fault: str) -> str:
-    return f"{fault.rstrip('.')}. Build it over the parameters that it is given, as {EXAMPLE}."
-
-
-def _scale_rates(optimizer: Optimizer, learning_rate: float) -> None:
-    """Bring the largest rate to this one; the other groups keep their proportion to it."""
-    if not all("lr" in group for group in optimizer.param_groups):
-        return
-    largest = max(float(group["lr"]) for group in optimizer.param_groups)
-    if largest > 0:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * (group["lr"] / largest)
-
-
-class Warmup:
-    """Raises the learning rate linearly over `steps` steps to the optimizer's; 0 changes nothing.
-
-    >>> optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
-    >>> warmup = Warmup(optimizer, steps=4)
-    >>> warmup.set(1)
-    >>> optimizer.param_groups[0]["lr"]
-    0.2
-    """
-
-    def __init__(self, optimizer: Optimizer, steps: int) -> None:
-        groups = optimizer.param_groups if steps else []
-        self._groups = [(group, group["lr"]) for group in groups]
-        self._steps = steps
-
-    def set(self, step: int) -> None:
-        """Set the learning rate of a step, counted from 0."""
-        if step < self._steps:
-            for group, rate in self._groups:
-                group["lr"] = rate * (step + 1) / self._steps
 
 
 def final_loss(losses: Sequence[float], last: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,17 +15,40 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from hessinit.curvature import lanczos, operators
 from hessinit.curvature.engine import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.preconditioner import AdamRule, ScaledCurvature, measure_adam, spectral_norm
-from hessinit.errors import ProblemError, accepts, argument
+from hessinit.curvature.optimizer_response import (
+    RESPONSE,
+    OptimizerCopy,
+    disagreement,
+    is_descent,
+    measure_response,
+    warm_up,
+)
+from hessinit.curvature.preconditioner import (
+    AdamRule,
+    ScaledCurvature,
+    gradient_moments,
+    measure_adam,
+    minibatch_gradients,
+    spectral_norm,
+)
+from hessinit.errors import ProblemError, argument
 from hessinit.problem import checks
-from hessinit.results.advice import DESCENTS, Descent, check_rate, named_descent
+from hessinit.problem.ranks import lockstep_ranks
+from hessinit.problem.sharding import local_part
+from hessinit.results.advice import Descent, check_rate
 from hessinit.results.curvature_report import Estimate
-from hessinit.training import loop
+from hessinit.training.optimizers import (
+    AnyOptimizer,
+    Training,
+    as_tuple,
+    check_steps,
+    name_kinds,
+    tunes_itself,
+    unwrap_optimizer,
+)
 
 Rule = Descent | AdamRule
 
-# A name, a torch optimizer, or a function that builds one: what a verb that reads a rule accepts.
-AnyOptimizer = str | Optimizer | loop.MakeOptimizer
 # Below this many steps, some entries of Adam's √v are near 0 by chance, and would dominate
 # P^-½ H P^-½.
 YOUNG = 5
@@ -33,27 +56,7 @@ YOUNG = 5
 # AdamW before Adam, which it derives from.
 _CLASSES: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW, "adam": Adam}
 # All settings that must agree between groups; learning rate and weight decay may differ.
-_COMMON = (
-    "momentum",
-    "dampening",
-    "nesterov",
-    "betas",
-    "eps",
-    "decoupled_weight_decay",
-    "maximize",
-)
-# Wrappers of Lightning, Fabric and accelerate pass a step on. Others, such as Lookahead, step in a
-# way of their own.
-_WRAPPERS = {"LightningOptimizer", "_FabricOptimizer", "AcceleratedOptimizer"}
-
-
-def name_rule(rule: Rule | None) -> str:
-    """Return the name of a rule, such as "momentum"; an unknown rule counts as gradient descent."""
-    if isinstance(rule, AdamRule):
-        return "adamw" if rule.decoupled else "adam"
-    if rule is None or not rule.momentum:
-        return "sgd"
-    return "nesterov" if rule.nesterov else "momentum"
+_COMMON = ("momentum", "dampening", "nesterov", "betas", "eps", "decoupled_weight_decay")
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class OptimizerRule:
     `rates` and `decays` hold learning rate and weight decay of each measured parameter in the
     optimizer; they are empty for a name. `lr` is the largest learning rate, that of the fastest
     group. `moved` are all parameters in the optimizer (None: all there are). `state` is Adam's
-    state, where it is to be used.
+    state, where it is to be used; `optimizers` are those that step.
     """
 
     rule: Rule | None
@@ -73,7 +76,24 @@ class OptimizerRule:
     decays: Mapping[str, float] = field(default_factory=dict)
     moved: frozenset[str] | None = None
     state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    optimizers: tuple[Optimizer, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """What weights are fitted to: "momentum" or another descent, "adam", "adamw", or a name."""
+        if isinstance(self.rule, AdamRule):
+            return "adamw" if self.rule.decoupled else "adam"
+        if self.rule is None:
+            return self.name
+        if not self.rule.momentum:
+            return "sgd"
+        return "nesterov" if self.rule.nesterov else "momentum"
+
+    @property
+    def tunes_itself(self) -> bool:
+        """Whether it finds its learning rate, as Prodigy does."""
+        return any(map(tunes_itself, self.optimizers))
 
     @property
     def is_uniform(self) -> bool:
@@ -112,7 +132,7 @@ class OptimizerRule:
             if moment is None:  # there was no gradient yet
                 pieces.append(torch.full_like(leaf, math.inf).detach())
                 continue
-            corrected = moment / (1 - self.rule.beta2 ** float(state["step"]))
+            corrected = local_part(moment) / (1 - self.rule.beta2 ** float(state["step"]))
             root = corrected.detach().to(leaf).sqrt()
             pieces.append(torch.where(root > 0, root + self.rule.eps, math.inf).detach())
         return operators.join(pieces)
@@ -131,7 +151,7 @@ class StabilityLimit:
     stable: float
     best: float
     norm: Estimate
-    rule: Rule
+    rule: Rule | None
     ends: tuple[Estimate, Estimate] | None = None
     first_step: float = math.inf
     frozen: int = 0
@@ -158,6 +178,10 @@ def find_stability_limit(
     """
     leaves = evaluations[0].problem.leaves
     rule = optimizer.rule
+    if rule is None:
+        return _limit_of_response(
+            optimizer, engine, evaluations, settings, semidefinite=semidefinite, top_only=top_only
+        )
     if isinstance(rule, Descent) and optimizer.is_uniform:
         return _limit_of_descent(rule, extremes or engine.extremes(list(leaves)), top_only)
     if isinstance(rule, AdamRule) and optimizer.age(leaves) < YOUNG:
@@ -165,19 +189,7 @@ def find_stability_limit(
             rule, optimizer, engine, evaluations, settings, semidefinite=semidefinite
         )
     operator = _scaled_curvature(optimizer, engine, leaves)
-    # Not started from the last eigenvector: where the sharpest direction has changed since, such a
-    # search often ends at the old one and cannot tell (docs/tracking.md has the numbers).
-    if top_only:
-        norm = lanczos.lanczos(
-            operator,
-            which="top",
-            tolerance=settings.tolerance,
-            max_iterations=settings.max_iterations,
-            seed=settings.seed,
-        ).top
-    else:
-        norm = spectral_norm(operator, settings, semidefinite=semidefinite)
-    assert rule is not None
+    norm = _norm_of(operator, settings, semidefinite=semidefinite, top_only=top_only)
     rule = replace(rule, weight_decay=0.0)
     value = max(norm.value, 0.0)
     zero = replace(norm, value=0.0, error=0.0, converged=True, products=0)
@@ -188,6 +200,82 @@ def find_stability_limit(
         rule,
         ends=(norm, zero),
         products=norm.products,
+    )
+
+
+def _norm_of(
+    operator: ScaledCurvature, settings: LanczosSettings, *, semidefinite: bool, top_only: bool
+) -> Estimate:
+    # Not started from the last eigenvector: where the sharpest direction has changed since, such a
+    # search often ends at the old one and cannot tell (docs/tracking.md has the numbers).
+    if not top_only:
+        return spectral_norm(operator, settings, semidefinite=semidefinite)
+    return lanczos.lanczos(
+        operator,
+        which="top",
+        tolerance=settings.tolerance,
+        max_iterations=settings.max_iterations,
+        seed=settings.seed,
+    ).top
+
+
+def _limit_of_response(
+    optimizer: OptimizerRule,
+    engine: Engine,
+    evaluations: Sequence[Evaluation],
+    settings: LanczosSettings,
+    *,
+    semidefinite: bool,
+    top_only: bool,
+) -> StabilityLimit:
+    """Return the limit by the optimizer's own response; nan with the reason where there is none.
+
+    The response is measured again at the limit that follows from it.
+    """
+    problem = evaluations[0].problem
+    parameters = [problem.model.get_parameter(name) for name in problem.leaves]
+    largest = max(
+        float(group["lr"]) for part in optimizer.optimizers for group in part.param_groups
+    )
+    norm = Estimate(math.nan, 0.0, True, "its learning rate is 0")
+    if optimizer.tunes_itself:
+        norm = replace(norm, reason="it finds its learning rate itself")
+    is_sharded = lockstep_ranks() is not None
+    if is_sharded:
+        norm = replace(norm, reason="the response of its steps to shards is not measured")
+    if not largest > 0 or optimizer.tunes_itself or is_sharded:
+        return StabilityLimit(math.nan, math.nan, norm, None)
+    gradients = minibatch_gradients(evaluations, RESPONSE.most_gradients)
+    try:
+        stepping = OptimizerCopy(optimizer.optimizers, parameters)
+        step = warm_up(stepping, gradients, RESPONSE.warm_steps) / largest
+        response = measure_response(stepping, gradients, settings.seed) / largest
+    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as failure:
+        reason = f"it cannot step on copies of the weights ({failure})"
+        return StabilityLimit(math.nan, math.nan, replace(norm, reason=reason), None)
+    operator = engine.operator(list(problem.leaves))
+    first_step = math.inf
+    if not top_only:  # a tracked training has begun
+        step = step.to(gradients[0])
+        slope = -float(gradient_moments(evaluations).gradient @ step)
+        bend = float(step @ (operator @ step))
+        first_step = slope / bend if bend > 0 < slope else math.inf
+    if not is_descent(response):
+        bounded = replace(norm, reason="its steps do not follow a change of the gradient")
+        return StabilityLimit(math.nan, first_step, bounded, None, first_step=first_step)
+    scale = torch.where(response > 0, 1 / response, math.inf).to(gradients[0])
+    scaled = ScaledCurvature(operator, scale)
+    scaled_norm = _norm_of(scaled, settings, semidefinite=semidefinite, top_only=top_only)
+    stable = 2 / scaled_norm.value if scaled_norm.value > 0 else math.inf
+    if math.isfinite(stable):
+        stepping.scale_rates(stable / largest)
+        size = RESPONSE.times_larger * RESPONSE.size
+        again = measure_response(stepping, gradients, settings.seed + 1, size) / stable
+        if reason := disagreement(response, again):
+            scaled_norm = replace(norm, reason=reason, products=scaled_norm.products)
+            stable = math.nan
+    return StabilityLimit(
+        stable, first_step, scaled_norm, None, first_step=first_step, products=scaled_norm.products
     )
 
 
@@ -286,65 +374,34 @@ def build_optimizer_rule(
     *,
     lr: float | None = None,
     layers: str | Iterable[str] | None = None,
-    settings: Mapping[str, Any] | None = None,
 ) -> OptimizerRule:
-    """Return the rule of a name, a torch optimizer, or a function that builds one.
+    """Return the rule of any optimizer, before its first step.
 
-    `settings` were given with a name; torch's defaults apply to those that are missing or None.
-    Without `lr` the rate is the optimizer's own; a name, and a function that requires a rate, have
-    none.
+    Without `lr` the rate is the optimizer's own; a name, a class, and a function that requires a
+    rate, have none.
 
     >>> build = lambda parameters: SGD(parameters, lr=0.1, momentum=0.5)
     >>> rule = build_optimizer_rule(build, nn.Linear(2, 1))
     >>> rule.name, rule.lr, build_optimizer_rule("adam", nn.Linear(2, 1)).lr
     ('SGD(momentum=0.5)', 0.1, None)
     """
-    if not isinstance(optimizer, Optimizer):
-        loop.check_optimizer(optimizer)
-    if settings is not None and not isinstance(settings, Mapping):
-        raise ProblemError(
-            f"settings={settings!r} must be a dict of the settings of a named optimizer, such as "
-            "{'momentum': 0.5}."
-        )
+    training = Training.of(optimizer)
     lr = check_rate(lr)
-    chosen = {name: value for name, value in (settings or {}).items() if value is not None}
-    if isinstance(optimizer, str):
-        return _rule_of_name(optimizer, lr, chosen)
-    if chosen:
-        raise ProblemError(
-            f"{', '.join(chosen)} was given, and the optimizer has its own; leave it out, or pass "
-            "a name such as 'adam'."
-        )
     inner = checks.unwrap(model)
-    has_rate = True
-    if not isinstance(optimizer, Optimizer):
-        has_rate = lr is not None or accepts(optimizer, [])
-        optimizer = loop.make_optimizer(optimizer, inner, lr)
-    rule = read_optimizer(optimizer, inner, checks.find_layers(inner, layers), lr=lr)
-    return rule if has_rate else replace(rule, lr=None)
-
-
-def _rule_of_name(optimizer: str, lr: float | None, settings: Mapping[str, Any]) -> OptimizerRule:
-    is_descent = optimizer in DESCENTS
-    names = ("momentum", "weight_decay") if is_descent else ("betas", "eps", "weight_decay")
-    for name, value in settings.items():
-        if name not in names:
-            raise ProblemError(
-                argument(name, value),
-                " is no setting of ",
-                argument("optimizer", optimizer),
-                "; leave it out.",
-            )
-    rule: Rule
-    if is_descent:
-        rule = named_descent(optimizer, settings.get("momentum"), settings.get("weight_decay"))
-    else:
-        rule = _adam_rule(settings, decoupled=optimizer == "adamw")
-    return OptimizerRule(rule, lr, str(rule))
+    stepper = training.build(inner)
+    read = read_optimizer(stepper.optimizers, inner, checks.find_layers(inner, layers), lr=lr)
+    if training.is_built and any(
+        unwrap_optimizer(part).state for part in as_tuple(training.optimizer)
+    ):
+        stepped = "The optimizer has stepped already; the advice is for one that has not."
+        read = replace(read, notes=(*read.notes, stepped))
+    if training.is_class:  # it moves all weights alike, frozen ones, too
+        read = replace(read, rates={}, decays={}, moved=None, notes=())
+    return replace(read, lr=read.lr if training.has_rate else lr)
 
 
 def read_optimizer(
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     model: nn.Module,
     layers: Iterable[checks.Layer],
     *,
@@ -353,15 +410,15 @@ def read_optimizer(
 ) -> OptimizerRule:
     """Return the rule of the groups that hold some of `layers`.
 
-    They may differ in learning rate and weight decay. `lr`, if given, replaces the largest learning
-    rate; the others keep their proportion to it. `in_training` reads the current learning rates and
-    Adam's state, and an unknown optimizer has `rule=None`. Otherwise rates are those that a warmup
-    leads to, before the first step, and an unknown optimizer is refused.
+    They may differ in learning rate and weight decay; where they differ in more, and for optimizers
+    without a closed form, `rule` is None. `lr`, if given, replaces the largest learning rate; the
+    others keep their proportion to it. `in_training` reads the current learning rates and the
+    state. Otherwise rates are those that a warmup leads to, before the first step.
     """
-    optimizer = unwrap_optimizer(optimizer)
-    groups = _groups_by_name(optimizer, model)
+    optimizers = [unwrap_optimizer(part) for part in as_tuple(optimizer)]
+    held_by = _find_holders(optimizers, model)
     measured = sorted(layer.parameter for layer in layers)
-    held = {name: groups[name] for name in measured if name in groups}
+    held = {name: held_by[name] for name in measured if name in held_by}
     if not held:
         raise ProblemError(
             "the optimizer holds none of the measured weights of this model; build it from this "
@@ -369,43 +426,52 @@ def read_optimizer(
             argument("layers"),
             ".",
         )
+    for part in optimizers:
+        check_steps(part)
     # A scheduler that warms up lowers `lr` to its first value, and keeps the one meant as
     # `initial_lr`.
     key = "lr" if in_training else "initial_lr"
-    rates = {name: float(group.get(key, group["lr"])) for name, group in held.items()}
-    decays = {name: float(group.get("weight_decay", 0.0)) for name, group in held.items()}
-    rule = None
-    refusals = []
-    try:
-        rule = _common_rule(optimizer, held, max(decays.values()))
-    except ProblemError as refusal:
-        if not in_training:
-            raise
-        refusals = [f"No stability limit: {refusal}"]
+    rates = {name: float(group.get(key, group["lr"])) for name, (_, group) in held.items()}
+    decays = {name: float(group.get("weight_decay", 0.0)) for name, (_, group) in held.items()}
+    rule = _common_rule(list(held.values()), max(decays.values()))
+    notes = _note_left_out(len(measured) - len(held), len(measured))
+    state = {
+        name: part.state.get(model.get_parameter(name)) or {} for name, (part, _) in held.items()
+    }
     read = OptimizerRule(
         rule,
-        max(rates.values()) if lr is None else lr,
-        type(optimizer).__name__ if rule is None else str(rule),
+        lr or max(rates.values()),
+        name_kinds(optimizers) if rule is None else str(rule),
         rates,
         decays,
-        moved=frozenset(groups),
+        moved=frozenset(held_by),
+        state=state,
+        optimizers=tuple(optimizers),
+        notes=tuple(notes),
     )
-    left_out = len(measured) - len(held)
-    if not in_training:
-        return replace(read, notes=tuple(_notes_before_training(read, optimizer, left_out)))
-    state = {name: optimizer.state.get(model.get_parameter(name)) or {} for name in held}
-    notes = refusals or _note_left_out(left_out, len(measured))
-    return replace(read, state=state, notes=tuple(notes))
+    if in_training or read.is_uniform:
+        return read
+    differ = (
+        "Parameter groups differ in learning rate or weight decay: the rates are for the group "
+        "with the largest learning rate, and the others keep their proportion to it."
+    )
+    return replace(read, notes=(*notes, differ))
 
 
-def _groups_by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, dict[str, Any]]:
-    """Return the group of each of the model's parameters that the optimizer holds."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        names[id(parameter)]: group
-        for group in optimizer.param_groups
+def _find_holders(
+    optimizers: Sequence[Optimizer], model: nn.Module
+) -> dict[str, tuple[Optimizer, dict[str, Any]]]:
+    """Return the optimizer, and its group, of each of the model's parameters that one holds."""
+    holders = {
+        id(parameter): (part, group)
+        for part in optimizers
+        for group in part.param_groups
         for parameter in group["params"]
-        if id(parameter) in names
+    }
+    return {
+        name: holders[id(parameter)]
+        for name, parameter in model.named_parameters()
+        if id(parameter) in holders
     }
 
 
@@ -415,101 +481,21 @@ def _note_left_out(left_out: int, measured: int) -> list[str]:
     return [f"Left out, as not in the optimizer: {left_out} of {measured} weights."]
 
 
-def _notes_before_training(rule: OptimizerRule, optimizer: Optimizer, left_out: int) -> list[str]:
-    notes = _note_left_out(left_out, len(rule.rates) + left_out)
-    if optimizer.state:
-        notes.append("The optimizer has stepped already; the advice is for one that has not.")
-    if not rule.is_uniform:
-        notes.append(
-            "Parameter groups differ in learning rate or weight decay: the rates are for the group "
-            "with the largest learning rate, and the others keep their proportion to it."
-        )
-    return notes
-
-
-def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that steps, inside a trainer's wrapper; unknown wrappers stay."""
-    inner = getattr(optimizer, "optimizer", None)
-    passes_on = _WRAPPERS & {kind.__name__ for kind in type(optimizer).__mro__}
-    return unwrap_optimizer(inner) if passes_on and isinstance(inner, Optimizer) else optimizer
-
-
-def optimizer_builder(
-    rule: OptimizerRule, optimizer: AnyOptimizer, model: nn.Module
-) -> Callable[[float], Optimizer]:
-    """Return a function of the rate that builds the optimizer anew, its groups in proportion."""
-    if isinstance(optimizer, Optimizer):
-        return _rebuilder(unwrap_optimizer(optimizer), rule, model)
-    if not isinstance(optimizer, str):
-        return lambda lr: loop.make_optimizer(optimizer, model, lr)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    named = rule.rule
-    if isinstance(named, Descent):
-        return lambda lr: SGD(
-            parameters,
-            lr,
-            momentum=named.momentum,
-            nesterov=named.nesterov,
-            weight_decay=named.weight_decay,
-        )
-    assert isinstance(named, AdamRule)
-    kind = AdamW if named.decoupled else Adam
-    return lambda lr: kind(
-        parameters,
-        lr,
-        betas=(named.beta1, named.beta2),
-        eps=named.eps,
-        weight_decay=named.weight_decay,
-    )
-
-
-def _rebuilder(
-    optimizer: Optimizer, rule: OptimizerRule, model: nn.Module
-) -> Callable[[float], Optimizer]:
-    of_model = {id(parameter) for parameter in model.parameters()}
-    base: Any = next(kind for kind in _CLASSES.values() if isinstance(optimizer, kind))
-    largest = max(rule.rates.values())
-
-    def build(lr: float) -> Optimizer:
-        groups = []
-        for group in optimizer.param_groups:
-            parameters = [weight for weight in group["params"] if id(weight) in of_model]
-            part = float(group.get("initial_lr", group["lr"])) / largest if largest else 1.0
-            if parameters:
-                groups.append({**group, "params": parameters, "lr": lr * part})
-        rebuilt: Optimizer = base(groups, lr=lr)
-        return rebuilt
-
-    return build
-
-
 def _common_rule(
-    optimizer: Optimizer, held: Mapping[str, dict[str, Any]], weight_decay: float
-) -> Rule:
-    """Return the rule of all groups; raise ProblemError if they differ, or if it is not known."""
-    first = next(iter(held.values()))
-    for name, group in held.items():
-        for key in _COMMON:
-            if group.get(key) != first.get(key):
-                raise ProblemError(
-                    "groups of the optimizer differ in more than learning rate and weight decay "
-                    f"({key} {first.get(key)} and {group.get(key)}); measure one at a time: ",
-                    argument("layers", name),
-                    ".",
-                )
+    held: Sequence[tuple[Optimizer, dict[str, Any]]], weight_decay: float
+) -> Rule | None:
+    """Return the closed form of all groups; None if they differ, or if there is none."""
+    optimizer, first = held[0]
     kind = next((name for name, base in _CLASSES.items() if isinstance(optimizer, base)), None)
     # torch wraps `step` once more in every class in use.
     step = inspect.unwrap(type(optimizer).step)
     if kind is None or step is not inspect.unwrap(_CLASSES[kind].step):
-        raise ProblemError(
-            f"the optimizer is a {type(optimizer).__name__}, whose stability limit is not known; "
-            "known are torch.optim.SGD, Adam and AdamW. Pass the nearest name of "
-            f"{', '.join(loop.OPTIMIZERS)}."
-        )
-    if first.get("maximize") or (first.get("momentum") and first["dampening"]):
-        raise ProblemError(
-            "no stability limit is known with maximize=True or dampening; leave them out."
-        )
+        return None
+    for part, group in held:
+        if type(part) is not type(optimizer) or any(group.get(k) != first.get(k) for k in _COMMON):
+            return None
+    if first.get("momentum") and first["dampening"]:
+        return None
     if kind != "sgd":
         decoupled = kind == "adamw" or bool(first.get("decoupled_weight_decay"))
         return _adam_rule({**first, "weight_decay": weight_decay}, decoupled=decoupled)
@@ -521,17 +507,11 @@ def _common_rule(
 
 
 def _adam_rule(settings: Mapping[str, Any], *, decoupled: bool) -> AdamRule:
-    values = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01 * decoupled, **settings}
-    betas = values["betas"]
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise ProblemError(
-            f"betas={betas!r} must be two numbers from 0 to 1, such as (0.9, 0.999)."
-        )
-    beta1, beta2 = (float(beta) if isinstance(beta, Tensor) else beta for beta in betas)
+    beta1, beta2 = (float(beta) for beta in settings["betas"])
     return AdamRule(
         beta1=beta1,
         beta2=beta2,
-        eps=values["eps"],
-        weight_decay=values["weight_decay"],
+        eps=settings["eps"],
+        weight_decay=settings["weight_decay"],
         decoupled=decoupled,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.engine_choice import build_engine
-from hessinit.curvature.evaluation import evaluate, in_gradients, loss_gradient
-from hessinit.errors import EdgeOfStabilityWarning, ProblemError, check_number, choose
+from hessinit.curvature.engine_choice import build_engine, evaluate_everywhere, functional_form
+from hessinit.curvature.evaluation import in_gradients, loss_gradient
+from hessinit.errors import EdgeOfStabilityWarning, ProblemError, RankError, check_number, choose
 from hessinit.measurement.facts import (
     in_running_order,
     note_unchecked,
@@ -42,7 +43,7 @@ from hessinit.problem.checks import (
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks
+from hessinit.problem.ranks import Ranks, calling_ranks, on_all_ranks, require_alike
 from hessinit.results.advice import MOST_TIMES_STABLE, Descent, check_rate
 from hessinit.results.curvature_report import MATRICES
 from hessinit.results.initialization import Initialization
@@ -58,6 +59,7 @@ from hessinit.results.track_record import (
     find_crossings,
 )
 from hessinit.training import optimizer_rules as rules
+from hessinit.training.optimizers import AnyOptimizer, Training, as_tuple
 
 T = TypeVar("T")
 
@@ -102,7 +104,7 @@ def track(
     loss: Loss | None = None,
     batch: Any = None,
     *,
-    optimizer: rules.AnyOptimizer | None = None,
+    optimizer: AnyOptimizer | None = None,
     lr: float | None = None,
     every: int = 10,
     max_overhead: float = 0.1,
@@ -173,14 +175,15 @@ def track(
 
 
 def _read_optimizer(
-    problem: Problem, optimizer: rules.AnyOptimizer | None, rate: float | None
-) -> tuple[float | None, torch.optim.Optimizer | rules.OptimizerRule]:
+    problem: Problem, optimizer: AnyOptimizer | None, rate: float | None
+) -> tuple[float | None, tuple[torch.optim.Optimizer, ...] | rules.OptimizerRule]:
     """Return the learning rate that was passed or built in, and the optimizer or its rule."""
     if optimizer is None:
         return rate, rules.OptimizerRule(Descent(), name="" if rate is None else str(Descent()))
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return rate, optimizer
-    rule = rules.build_optimizer_rule(optimizer, problem.model, lr=rate, layers=problem.layers)
+    training = Training.of(optimizer)
+    if training.is_built:
+        return rate, as_tuple(training.optimizer)
+    rule = rules.build_optimizer_rule(training, problem.model, lr=rate, layers=problem.layers)
     return rule.lr, rule
 
 
@@ -227,6 +230,7 @@ class Tracker:
         last = self._points[-1].measuring_seconds if self._points else 0.0
         self._budget = Budget(record.max_overhead, record.seconds, record.measuring_seconds, last)
         self._was_beyond_at_first = False
+        self._fault = ""  # why the last point has no limit
         self.name = record.name
         self._closed: Tracking | None = None
         self._notes: list[str] = []
@@ -244,7 +248,7 @@ class Tracker:
         """
         self._check_open()
         if lr is not None:
-            if self._rate is None and isinstance(self._subject.optimizer, torch.optim.Optimizer):
+            if self._rate is None and isinstance(self._subject.optimizer, tuple):
                 raise ProblemError(
                     f"lr={lr!r} was given, and it is read from the optimizer; leave it out."
                 )
@@ -354,11 +358,13 @@ class Tracker:
         try:
             rule = self._subject.read_optimizer(self._rate)
             lr = rule.lr
-            fields, weights = self._subject.measure(rule)
-            note = self._note_changes(rule, weights)
+            fields, weights, fault = self._subject.measure(rule)
+            note = self._note_changes(fault, weights)
         except Exception as failure:  # whatever it is, training goes on
             if must_succeed:
                 raise
+            with contextlib.suppress(RankError):  # told to rank 0, whose point is all ranks'
+                require_alike(failure)
             unknown = ("loss", "norm", "error", "stable_learning_rate")
             fields = {**dict.fromkeys(unknown, math.nan), "converged": False}
             note = str(failure) or type(failure).__name__
@@ -376,11 +382,12 @@ class Tracker:
             lr_over_limit=_over_limit(lr, fields["stable_learning_rate"]),
         )
 
-    def _note_changes(self, rule: rules.OptimizerRule, weights: list[str]) -> str:
-        """Say what is new about the optimizer, the weights and the modes since the last point."""
+    def _note_changes(self, fault: str, weights: list[str]) -> str:
+        """Say what is new about the limit, the weights and the modes since the last point."""
         notes = []
-        if rule.rule is None:
-            notes += [note for note in rule.notes if note not in self._record.notes]
+        if fault != self._fault:
+            notes.append(fault or "There is a stability limit again.")
+        self._fault = fault
         model = unwrap(self._subject.problem.model)
         measured_in = weights, [module.training for module in model.modules()]
         if self._measured_in not in (None, measured_in):
@@ -453,7 +460,7 @@ class _Subject:
     """What every point measures: the model as it is now, on the same examples and draws."""
 
     problem: Problem
-    optimizer: torch.optim.Optimizer | rules.OptimizerRule
+    optimizer: tuple[torch.optim.Optimizer, ...] | rules.OptimizerRule
     settings: TrackSettings
     ranks: Ranks | None
 
@@ -483,7 +490,7 @@ class _Subject:
 
     def _functional(self, rule: rules.OptimizerRule, check: bool) -> FunctionalProblem:
         layers = sorted(rule.rates) or self.problem.layers
-        return FunctionalProblem(replace(self.problem, layers=layers, check=check))
+        return functional_form(replace(self.problem, layers=layers, check=check))
 
     def check(self, rate: float | None) -> tuple[float, dict[str, Any]]:
         """Refuse what cannot be measured; return the seconds of a gradient, and facts.
@@ -493,7 +500,7 @@ class _Subject:
         rule = self.read_optimizer(rate)
         problem = self._functional(rule, self.problem.check)
         with problem.settings():
-            evaluations = evaluate(problem)
+            evaluations, of_all = evaluate_everywhere(problem)
             if problem.check:
                 build_engine(evaluations, self.settings.curvature, self.lanczos)
             notes = [*notes_on(problem, evaluations), *note_unchecked(problem.check), *rule.notes]
@@ -501,18 +508,18 @@ class _Subject:
                 notes += note_uncounted(problem, rule.moved)
             facts = {
                 "optimizer": rule.name,
-                "examples": problem.examples,
+                "examples": of_all.get("examples", problem.examples),
                 "notes": tuple(notes),
                 "versions": versions_of(problem),
             }
             return loss_gradient(evaluations).seconds, facts
 
-    def measure(self, rule: rules.OptimizerRule) -> tuple[dict[str, Any], list[str]]:
-        """Return the measured fields of a point, and the names of the measured weights."""
+    def measure(self, rule: rules.OptimizerRule) -> tuple[dict[str, Any], list[str], str]:
+        """Return the measured fields of a point, its weights, and why there is no limit."""
         problem = self._functional(rule, check=False)
         curvature = self.settings.curvature
         with problem.settings():
-            evaluations = evaluate(problem)
+            evaluations, of_all = evaluate_everywhere(problem)
             engine = build_engine(evaluations, curvature, self.lanczos)
             names = list(problem.leaves)
             layers = {}
@@ -522,31 +529,30 @@ class _Subject:
                     layers[layer.name] = extremes_of[layer.parameter].norm.value
             extremes = engine.extremes(names)
             products = extremes.top.products + extremes.bottom.products
-            stable = math.nan
-            if rule.rule is not None:
-                limit = rules.find_stability_limit(
-                    rule,
-                    engine,
-                    evaluations,
-                    self.lanczos,
-                    semidefinite=curvature == "gauss-newton",
-                    extremes=extremes,
-                    top_only=True,
-                )
-                stable = limit.stable
-                products += limit.products
+            limit = rules.find_stability_limit(
+                rule,
+                engine,
+                evaluations,
+                self.lanczos,
+                semidefinite=curvature == "gauss-newton",
+                extremes=extremes,
+                top_only=True,
+            )
+            products += limit.products
+            fault = ""
+            if math.isnan(limit.norm.value):
+                fault = f"No stability limit of {rule.name}: {limit.norm.reason}."
+            loss = sum(evaluation.loss_value * evaluation.weight for evaluation in evaluations)
             fields = {
-                "loss": sum(
-                    evaluation.loss_value * evaluation.weight for evaluation in evaluations
-                ),
+                "loss": of_all.get("loss", loss),
                 "norm": extremes.norm.value,
                 "error": extremes.norm.error,
                 "converged": extremes.norm.converged,
-                "stable_learning_rate": stable,
+                "stable_learning_rate": limit.stable,
                 "layers": layers,
                 "products": products,
             }
-            return fields, names
+            return fields, names, fault
 
 
 def _over_limit(lr: float | None, stable: float) -> float | None:

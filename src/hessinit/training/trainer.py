@@ -39,6 +39,7 @@ from hessinit.training.loop import (
     reproducible,
     seed_everything,
 )
+from hessinit.training.optimizers import Training, Warmup
 from hessinit.training.trial import judge
 
 OURS = "hessinit"
@@ -156,6 +157,11 @@ def describe(source: Any) -> str:
     >>> describe(torch.nn.functional.mse_loss), describe(NormalWeights(0.1))
     ('torch.nn.functional.mse_loss', 'NormalWeights(std=0.1, layers=None)')
     """
+    if isinstance(source, Training):
+        details = {field.name: getattr(source, field.name) for field in fields(source)[1:]}
+        usual = {"clip_norm": None, "accumulate": 1, "settings": None}
+        changed = [f"{name}={value}" for name, value in details.items() if value != usual[name]]
+        return ", ".join([describe(source.optimizer), *changed])
     if hasattr(source, "__qualname__"):
         return f"{source.__module__}.{source.__qualname__}"
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(source))
@@ -189,7 +195,7 @@ class Trainer:
     options: Mapping[str, Any]
     schemes: tuple[Initializer, ...]
     steps: int
-    optimizer: str | loop.MakeOptimizer
+    training: Training
     device: str | None
     loss_range: LossRange = UNKNOWN
 
@@ -203,7 +209,7 @@ class Trainer:
             model = self.build_model(seed)
             problem = self._problem(model, self.data.initial_batch(seed), derive(seed, "start"))
             try:
-                remark = scheme.initialize_(problem, rate, seed, self.optimizer)
+                remark = scheme.initialize_(problem, rate, seed, self.training)
             except Exception as failure:  # a scheme may refuse this model
                 return run(
                     losses=(),
@@ -267,14 +273,15 @@ class Trainer:
         """Train the model; return its losses, and a failure in words."""
         device = device_of(model)
         seed_everything(seed, "training")  # so that measuring changes nothing
-        optimizer = loop.make_optimizer(self.optimizer, model, rate)
-        batches = itertools.islice(self.data.minibatches(seed), self.steps)
+        optimizer = self.training.build(model, rate)
+        steps = self.steps * optimizer.accumulate
+        batches = itertools.islice(self.data.minibatches(seed), steps)
         return loop.train(
             model,
             self._loss_on(device),
             (copy_to(batch, device) for batch in batches),
             optimizer,
-            warmup=loop.Warmup(optimizer, scheme.warmup),
+            warmup=Warmup(optimizer, scheme.warmup),
             forward=self.options["forward"],
             build=lambda: self.build_model(seed),
         )
@@ -308,7 +315,7 @@ class Trainer:
                     "the loss does not depend on any trainable parameter, so there is nothing to "
                     "train; is the model frozen, or does its forward detach?"
                 )
-            loop.make_optimizer(self.optimizer, model, 0.1)
+            self.training.build(model, 0.1)
             loss.backward()  # the first includes what torch does once
             started = time.perf_counter()
             self._first_loss(model, *batch)[1].backward()
@@ -375,7 +382,7 @@ class Trainer:
             "examples": self.data.examples,
             "batch_size": self.data.batch_size,
             "steps": self.steps,
-            "optimizer": describe(self.optimizer),
+            "optimizer": describe(self.training),
             "device": device_of(first.model).type,
             "default dtype": str(torch.get_default_dtype()),
             # Options that repr(loss) does not show change it. Few digits: other machines round

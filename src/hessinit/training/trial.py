@@ -16,15 +16,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.problem.batches import Batch, part_of, read_batches
 from hessinit.problem.checks import unwrap
 from hessinit.problem.preserve import ModelState, untouched_model
 from hessinit.problem.problem import Forward, Loss, Problem
+from hessinit.problem.ranks import (
+    length_over_ranks,
+    lockstep_ranks,
+    mean_over_ranks,
+    on_any_rank,
+    tolerating,
+)
+from hessinit.problem.sharding import local_part
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
-from hessinit.training import loop
+from hessinit.training import loop, optimizers
 from hessinit.training.loop import (
     FEWEST_TO_HALVE,
     copy_to,
@@ -36,7 +43,7 @@ from hessinit.training.loop import (
     seed_everything,
 )
 
-Build = Callable[[float], Optimizer]
+Build = Callable[[float], optimizers.Stepper]
 
 # What a forward or a loss raises on a batch that it was not made for.
 BATCH_REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)
@@ -162,11 +169,20 @@ class TrainingSetup:
     forward: Forward | None = None
     seed: int = 0
     loss_range: LossRange = UNKNOWN
+    accumulate: int = 1  # so many batches make a step
 
     @classmethod
-    def of(cls, problem: Problem, build: Build) -> TrainingSetup:
+    def of(cls, problem: Problem, training: optimizers.Training) -> TrainingSetup:
         """Return the setup of a problem; the range of its loss is not known yet."""
-        return cls(unwrap(problem.model), problem.loss, build, problem.forward, problem.seed)
+        model = unwrap(problem.model)
+        return cls(
+            model,
+            problem.loss,
+            lambda lr: training.build(model, lr),
+            problem.forward,
+            problem.seed,
+            accumulate=training.accumulate,
+        )
 
     def untouched(self) -> contextlib.AbstractContextManager[ModelState]:
         """Put back everything that trainings change, on exit."""
@@ -185,7 +201,7 @@ class TrainingSetup:
     def make_steps(
         self,
         batches: Iterable[Batch],
-        optimizer: Optimizer,
+        optimizer: optimizers.Stepper,
         purpose: str,
         warmup: int = 0,
         on_step: Callable[[int, float], object] | None = None,
@@ -197,7 +213,7 @@ class TrainingSetup:
             self.loss,
             map(self.copy, batches),
             optimizer,
-            warmup=loop.Warmup(optimizer, warmup),
+            warmup=optimizers.Warmup(optimizer, warmup),
             forward=self.forward,
             on_step=on_step,
         )
@@ -223,7 +239,7 @@ class ShortTraining:
     reason: str = ""
     survived: bool = True
     # Until it goes on:
-    _optimizer: Optimizer | None = None
+    _optimizer: optimizers.Stepper | None = None
     _saved: ModelState | None = None
 
     def train(
@@ -245,7 +261,11 @@ class ShortTraining:
         def add(step: int, loss: float) -> None:
             is_replaced = not self.losses and not math.isnan(first_loss)
             self.losses.append(first_loss if is_replaced else loss)
-            self.scored.append(score(step, loss) if score else self.losses[-1])
+            if score is None:
+                self.scored.append(self.losses[-1])
+            else:
+                with optimizer.evaluating():
+                    self.scored.append(score(step, loss))
 
         with self.state.with_stand_ins(self.setup.seed, self.initial):
             if self._saved is not None:
@@ -337,7 +357,7 @@ class TrialSetting:
 
         batches = itertools.takewhile(lambda _: not is_lost(), self.pieces())
         training.train(
-            itertools.islice(batches, steps),
+            itertools.islice(batches, steps * self.setup.accumulate),
             purpose="trial",
             warmup=warmup,
             first_loss=self.first_loss,
@@ -348,15 +368,32 @@ class TrialSetting:
 
     def first_move(self, lr: float) -> float:
         """Return the length of the first step over that of all weights, per unit of rate."""
+        return self._moves(lr, [self.batches[0]] * self.setup.accumulate)[0]
+
+    def usual_move(self, lr: float, steps: int) -> float:
+        """Return the median of the last third of so many steps, at a rate that moves little."""
+        moves = self._moves(lr, itertools.islice(self.pieces(), steps * self.setup.accumulate))
+        return statistics.median(moves[2 * steps // 3 :])
+
+    def _moves(self, lr: float, batches: Iterable[Batch]) -> list[float]:
+        """Return the length of each step over that of all weights, per unit of rate."""
+        moves = []
         with self.state.with_stand_ins(self.setup.seed):
             optimizer = self.setup.build(lr)
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-            before = [weight.detach().clone() for weight in weights]
-            self.setup.make_steps([self.batches[0]], optimizer, "trial")
-            pairs = zip(weights, before, strict=True)
-            step = math.hypot(*(float((weight.detach() - old).norm()) for weight, old in pairs))
-        length = math.hypot(*(float(weight.norm()) for weight in before))
-        return step / (length * lr) if length else math.inf
+            parts = [local_part(weight) for weight in weights]
+            before = [part.clone() for part in parts]
+            length = length_over_ranks(math.hypot(*(float(old.norm()) for old in before)))
+
+            def add_move(step: int, loss: float) -> None:
+                pairs = list(zip(parts, before, strict=True))
+                move = math.hypot(*(float((part - old).norm()) for part, old in pairs))
+                moves.append(length_over_ranks(move) / (length * lr) if length else math.inf)
+                for part, old in pairs:
+                    old.copy_(part)
+
+            self.setup.make_steps(batches, optimizer, "trial", on_step=add_move)
+        return moves
 
     def pieces(self) -> Iterator[Batch]:
         """Yield the batches of the steps: in turn, or random halves of them."""
@@ -370,10 +407,12 @@ def prepare_trials(setup: TrainingSetup, batches: Sequence[Batch]) -> Iterator[T
     """Prepare trials on halves of the batch; several, or an indivisible one, are taken whole."""
     with torch.inference_mode(False), torch.enable_grad(), setup.untouched() as state:
         setting = TrialSetting(setup, state, batches)
-        with contextlib.suppress(*BATCH_REFUSALS):
+        with tolerating(*BATCH_REFUSALS):
             setting = _with_first_loss(setting)
-        if len(batches) == 1 and batches[0].size >= FEWEST_TO_HALVE:
-            with contextlib.suppress(*BATCH_REFUSALS):
+        ranks = lockstep_ranks()
+        few = len(batches) > 1 or batches[0].size * (ranks.size if ranks else 1) < FEWEST_TO_HALVE
+        if not on_any_rank(few):
+            with tolerating(*BATCH_REFUSALS):
                 halved = replace(setting, order=order_by_content(batches[0], setup.seed))
                 if _accepts_half(halved):
                     setting = halved
@@ -385,7 +424,7 @@ def _with_first_loss(setting: TrialSetting) -> TrialSetting:
     setup = setting.setup
     with setting.state.with_stand_ins(setup.seed):
         output, batch = setup.output_of(setting.batches[0])
-        first_loss = setup.loss(output, batch.targets).item()
+        first_loss = mean_over_ranks(setup.loss(output, batch.targets)).item()
     loss_range = find_loss_range(
         lambda free, copied: setup.loss(free, copied.targets), output, [batch]
     )
@@ -408,7 +447,7 @@ def _accepts_half(setting: TrialSetting) -> bool:
     of_half = together[alone != 0]
     ratio = (alone * together).sum() / of_half.square().sum()
     is_sum = bool(of_half.any()) and float(ratio) < 1.5
-    return bool(value.isfinite()) and not is_sum
+    return not on_any_rank(is_sum or not value.isfinite())
 
 
 @torch.inference_mode(False)
@@ -422,11 +461,12 @@ def try_weights(setup: TrainingSetup, batch: Any, lr: float, steps: int) -> Tria
     batches = [read for _, read in read_batches(batch)]
     source = generator(setup.seed, "halves")
     ordered = itertools.cycle([(read, order_by_content(read, setup.seed)) for read in batches])
+    steps *= setup.accumulate
     halves = [half_of(read, order, source) for read, order in itertools.islice(ordered, steps)]
     for pieces in (halves, batches):
         # Half of the examples may be no batch, as of a graph. The whole one then decides alone.
         refusals = BATCH_REFUSALS if pieces is halves else ()
-        with contextlib.suppress(*refusals), setup.untouched() as state:
+        with tolerating(*refusals), setup.untouched() as state:
             training = ShortTraining(setup, state, lr, "present weights")
             in_turn = itertools.islice(itertools.cycle(pieces), steps)
             training.train(in_turn, purpose="steps from 0")

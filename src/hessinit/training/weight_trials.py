@@ -34,6 +34,7 @@ from hessinit.training import loop
 from hessinit.training.advise import search_rate
 from hessinit.training.loop import read_data, seed_everything
 from hessinit.training.optimizer_rules import build_optimizer_rule
+from hessinit.training.optimizers import Training
 from hessinit.training.trial import (
     LENGTHS,
     ShortTraining,
@@ -67,8 +68,7 @@ class FittedWeights:
     factory: ProblemFactory
     targets: list[Target]
     restore: Callable[[], None]
-    optimizer: str | loop.MakeOptimizer
-    momentum: float
+    training: Training
 
     def fit_(self, request: FitRequest) -> Initialization:
         """Write weights that fit, from the old ones on."""
@@ -78,10 +78,7 @@ class FittedWeights:
     @functools.cached_property
     def setup(self) -> TrainingSetup:
         """What trials and races share."""
-        setup = TrainingSetup.of(
-            self.factory.problem,
-            lambda lr: loop.make_optimizer(self.optimizer, self.factory.model, lr, self.momentum),
-        )
+        setup = TrainingSetup.of(self.factory.problem, self.training)
         return replace(setup, loss_range=self.factory.loss_range)
 
     def trial(
@@ -245,9 +242,17 @@ def _search_rate_(
     longer = weights.trial(lr, margin=1.0, steps=LENGTHS.times_longer * SURVIVAL.steps)
     if longer.outcome == LEARNED:
         return replace(result, survival=longer)
-    rule = build_optimizer_rule(
-        request.optimizer, weights.factory.model, settings={"momentum": request.momentum or None}
-    )
+    return search_rate_(weights, result, request)
+
+
+def search_rate_(
+    weights: FittedWeights, result: Initialization, request: FitRequest
+) -> Initialization:
+    """Search a rate for the present weights, as `advise` does; put the old ones back if none is."""
+    rule = build_optimizer_rule(weights.training, weights.factory.model, layers="**")
+    if rule.tunes_itself:
+        return replace(result, lr=1.0)
+    lr = result.lr or math.nan
     with prepare_trials(weights.setup, weights.factory.problem.batches) as setting:
         rates = search_rate(setting, rule, lr, LENGTHS.steps)
     if math.isnan(rates.rate):
@@ -471,7 +476,8 @@ class _Race:
             self.counter.step(runner.name)
             return scored
 
-        batches = itertools.islice(itertools.cycle(self.data.batches), first, end)
+        size = self.setup.accumulate
+        batches = itertools.islice(itertools.cycle(self.data.batches), size * first, size * end)
         runner.train(batches, purpose=f"steps from {first}", score=score, goes_on=True)
         runner.count_earlier_learning()
 
