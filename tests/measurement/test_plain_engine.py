@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import shutil
 import warnings
@@ -284,7 +285,10 @@ def check_dense(report: hessinit.CurvatureReport, truth: Any, prefix: str = "") 
 def import_quietly(name: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pytest.importorskip(name, reason=f"{name} is not installed", exc_type=ImportError)
+        try:
+            return importlib.import_module(name)
+        except Exception as failure:  # an older torch fails in many ways
+            pytest.skip(f"{name} cannot be imported: {failure}")
 
 
 def adapted(quantize: Callable[[nn.Linear], nn.Linear], dora: bool = False) -> nn.Module:
