@@ -9,11 +9,12 @@
 For each problem, optimizer and seed: the network with its own weights is trained for 300 steps at the rates
 of a grid in steps of 2, widened until the best rate lies inside; at the rate of `hessinit.advise`, given one
 batch; at the rate of Lightning's learning-rate finder with its defaults; and with the rate and the weights
-of `initialize_(lr="auto", data=...)`. All see the same mini-batches. The loss is the mean of the last 30 steps;
-a training that fails counts with its initial loss. For optimizers without a closed form the rivals are the
-rules that people type: the rate of AdamW's advice, for Lion a third and a tenth of it. Losses of Schedule-Free
-are those at its averaged weights. Constants for these were chosen on the six development problems, too. Every
-finished training is appended to the record at once, and what is there is not made again (--record FILE).
+of `initialize_(lr="auto", data=...)`. All see the same mini-batches. The loss is the mean of the last 30
+steps; a training that fails counts with its initial loss. For optimizers without a closed form the rivals are
+the rules that people type: the rate of AdamW's advice, for Lion a third and a tenth of it. Losses of
+Schedule-Free are those at its averaged weights. Constants for these were chosen on the six development
+problems, too. Every finished training is appended to the record at once, and what is there is not made again
+(--record FILE).
 
 `--text FILE` gives the text of the language models (.txt or .xz); without it, the project's own documents.
 """

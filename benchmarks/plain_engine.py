@@ -70,8 +70,8 @@ def run(build: Any, curvature: str, truth: Any) -> dict[str, Any]:
     """A record of one problem by the plain engine, with the costs of the others."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    record: dict[str, Any] = {"curvature": curvature, "kinks": has_kinks(build())}
     problem = build()
-    record: dict[str, Any] = {"curvature": curvature, "kinks": has_kinks(problem)}
     before = {name: tensor.clone() for name, tensor in problem.model.state_dict().items()}
     try:
         report = hessinit.measure(problem, curvature=curvature, estimator="plain")

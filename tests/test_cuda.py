@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import hessinit
 from calls import measure
 from hessinit.curvature import engine, operators
+from several_ranks import TESTS, run_on_ranks
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -251,3 +253,8 @@ def test_a_compiled_model_is_measured_as_compiled_on_a_gpu() -> None:
     report = hessinit.measure(torch.compile(model), LOSS, data, estimator="plain")
     for row, true in zip((*report, report.network), (*truth, truth.network), strict=True):
         assert row.norm == pytest.approx(true.norm, rel=2e-3)
+
+
+def test_a_model_sharded_on_a_gpu_is_measured_tried_and_fitted_as_the_plain_one(tmp_path: Path) -> None:
+    # One rank: NCCL takes one a device.
+    run_on_ranks(TESTS / "measurement" / "sharded_ranks.py", "answer_on_a_gpu", tmp_path, 1)

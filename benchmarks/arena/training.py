@@ -25,6 +25,7 @@ from hessinit.problem.problem import Problem
 from hessinit.results.comparison import window
 from hessinit.training import loop
 from hessinit.training.loop import Data, copy_to, derive, read_data, reproducible, seed_everything
+from hessinit.training.optimizers import Training, Warmup
 
 POINTS = 40  # of a loss curve
 LONGEST_NOTE = 160
@@ -72,7 +73,7 @@ def train(key: Key, device: str | None = None) -> dict[str, Any]:
         if device.startswith("cuda"):
             torch.cuda.empty_cache()  # processes share the device
             torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions do by default; starts use float32
-        optimizer = loop.make_optimizer(task.make_optimizer, model, rate)
+        optimizer = Training(task.make_optimizer).build(model, rate)
         schedule = CosineAnnealingLR(optimizer, task.steps) if task.cosine else None
         looks: list[tuple[float, float]] = []
 
@@ -87,7 +88,7 @@ def train(key: Key, device: str | None = None) -> dict[str, Any]:
         minibatches = itertools.islice(data.minibatches(seed), task.steps)
         losses, failed = loop.train(
             model, task.loss, (copy_to(batch, torch.device(device)) for batch in minibatches),
-            optimizer, warmup=loop.Warmup(optimizer, warmup), on_step=on_step,
+            optimizer, warmup=Warmup(optimizer, warmup), on_step=on_step,
             build=lambda: task.build().to(device),
         )  # fmt: skip
     final = loop.final_loss(losses, window(task.steps))

@@ -39,6 +39,7 @@ from hessinit.problem.problem import Problem  # noqa: E402
 from hessinit.results.comparison import window  # noqa: E402
 from hessinit.training import initialize, loop  # noqa: E402
 from hessinit.training.loop import copy_to, derive, reproducible, seed_everything  # noqa: E402
+from hessinit.training.optimizers import Training  # noqa: E402
 from hessinit.training.trial import VERDICT  # noqa: E402
 from hessinit.training.weight_trials import SURVIVAL  # noqa: E402
 
@@ -87,7 +88,7 @@ def train(job: Job) -> dict[str, Any]:
             survived = _fit_(model, task, batch, job)
         model.train()
         seed_everything(seed, "training")
-        optimizer = loop.make_optimizer(task.make_optimizer, model, rate)
+        optimizer = Training(task.make_optimizer).build(model, rate)
         minibatches = itertools.islice(data.minibatches(seed), task.steps)
         batches = (copy_to(batch, cpu) for batch in minibatches)
         losses, _ = loop.train(model, task.loss, batches, optimizer, build=task.build)

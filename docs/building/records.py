@@ -203,6 +203,11 @@ NUMBERS: dict[str, Callable[[], str]] = {
     ),
     "warmup-right": lambda: answered(r"^warmup: (\d+)"),
     "warmup-cells": lambda: answered(r"^warmup: \d+ of (\d+)"),
+    # Fine-tuning: the half that was set aside, and the best rates of both
+    "finetuning-least": lambda: f"{min(best_rates()):.2g}",
+    "finetuning-most": lambda: f"{max(best_rates()):.2g}",
+    "finetuning-ratio-4": lambda: found_in("finetuning.txt", r"^mean +[+−-](\S+)%"),
+    "finetuning-ratio-16": lambda: found_in("finetuning.txt", r"^mean +\S+ +[+−-](\S+)%"),
     # The cost of an initialization, and of the network's row of the exact Hessian, in gradients
     "initialize-median": lambda: f"{statistics.median(costs_of_initialize()):.0f}",
     "initialize-most": lambda: f"{max(costs_of_initialize()):,.0f}",
@@ -232,6 +237,7 @@ NUMBERS: dict[str, Callable[[], str]] = {
 
 PEERS = ("hessinit", "PyHessian", "curvlinops + eigsh", "ViViT")
 TABLES: dict[str, Callable[[], str]] = {
+    "fine-tuning": lambda: fine_tuning_table(),
     "cost of peers": lambda: cost_table({peer: ("gauss-newton", peer) for peer in PEERS}),
     "cost of measuring": lambda: cost_table(
         {
@@ -242,6 +248,24 @@ TABLES: dict[str, Callable[[], str]] = {
         }
     ),
 }
+
+
+def best_rates() -> list[float]:
+    """The best rate of each grid of fine-tunings."""
+    rates = re.findall(r"^.{39} +\d +(\S+) +\S+ +\S+ \|", text_of("finetuning.txt"), re.M)
+    return [float(rate) for rate in rates]
+
+
+def fine_tuning_table() -> str:
+    """The scores of advice and rules of thumb on both halves of the base models."""
+    lines = ["| | within a factor 2.5 of the best rate | mean excess loss | fails |", "|---" * 4 + "|"]
+    for title, shown in (("Set aside", "set aside"), ("Development", "development")):
+        part = re.search(rf"^{title}: \d+ cells\n[^\n]*\n(.*?)\n\n", text_of("finetuning.txt"), re.M | re.S)
+        for row in part[1].splitlines():
+            name, near, _, mean, fails, cells = re.split(r"\s{2,}", row.strip())
+            near, mean = near.replace("%", " %"), mean.replace("%", " %")
+            lines.append(f"| {name}, {shown} | {near} of {cells} cells | {mean} | {fails} |")
+    return "\n".join(lines)
 
 
 def missed(kind: str) -> str:

@@ -138,8 +138,10 @@ def test_drawn_weights_compute_the_same_at_every_rate(name: str) -> None:
 
 def test_several_fits_measure_the_drawn_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the dense truth after each fit; the second one looks at the scaled weights only."""
-    model, evaluate, looks = mlp(nn.LayerNorm), symmetries.evaluate, []
-    monkeypatch.setattr(symmetries, "evaluate", lambda problem: looks.append(problem) or evaluate(problem))
+    model, evaluate, looks = mlp(nn.LayerNorm), symmetries.evaluate_everywhere, []
+    monkeypatch.setattr(
+        symmetries, "evaluate_everywhere", lambda problem: looks.append(problem) or evaluate(problem)
+    )
     targets = find_targets(model, None)
     restore = snapshot(targets, list(model.parameters()))
     factory = ProblemFactory(Problem(model, LOSS, BATCH), "gauss-newton")

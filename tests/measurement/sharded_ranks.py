@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,17 +18,17 @@ import torch
 import torch.distributed as dist
 from measuring_ranks import on_ranks, share, whole_batch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import hessinit
-from hessinit.problem.problem import Problem
-from hessinit.problem.ranks import _made_by, calling_ranks, on_all_ranks, tolerating
+from hessinit.problem import ranks as ranks_module
+from hessinit.problem.ranks import calling_ranks, on_all_ranks, tolerating
 from hessinit.problem.sharding import local_part
-from hessinit.training.advise import search_rate
-from hessinit.training.optimizer_rules import build_optimizer_rule
-from hessinit.training.optimizers import Training
-from hessinit.training.trial import TrainingSetup, prepare_trials
+
+LOSS = nn.CrossEntropyLoss()
+DEVICE = "cpu"
 
 
 class Middle(nn.Tanh):
@@ -37,279 +41,285 @@ class Middle(nn.Tanh):
         return super().forward(inputs)
 
 
-def network(width: int = 5) -> nn.Module:
+class Counting(nn.Linear):
+    """Counts its calls in its class, which FSDP2 derives another from."""
+
+    calls = 0
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        Counting.calls += 1
+        return super().forward(input)
+
+
+def network() -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(6, width), Middle(), nn.Linear(width, 3))
+    return nn.Sequential(nn.Linear(6, 5), Middle(), Counting(5, 3)).to(DEVICE)
+
+
+def normalized() -> nn.Module:
+    """The first weight is free of scale, the others are neighbours in a chain."""
+    torch.manual_seed(3)
+    parts = (nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    return nn.Sequential(*parts).to(DEVICE)
 
 
 def sharded(model: nn.Module, **options: Any) -> Any:
-    """Every layer, and the model, on all ranks: 5 rows on 2 or 4 ranks are unequal shards."""
-    options.setdefault("mesh", init_device_mesh("cpu", (dist.get_world_size(),)))
+    """Every layer on all ranks, and the rest of the model: 5 rows on 2 or 4 ranks are unequal shards."""
+    options.setdefault("mesh", init_device_mesh(DEVICE, (dist.get_world_size(),)))
     for layer in model.children():
         if any(True for _ in layer.parameters()):
             fully_shard(layer, **options)
     return fully_shard(model, **options)
 
 
+def shares(examples: int) -> tuple[Any, Any]:
+    """The batch of all ranks, and the part of this one, of the same size on all."""
+    inputs, targets = (part.to(DEVICE) for part in whole_batch(torch.float32, examples))
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    part = slice(rank * examples // ranks, (rank + 1) * examples // ranks)
+    return (inputs, targets), (inputs[part], targets[part])
+
+
+def bits(model: nn.Module) -> list[torch.Tensor]:
+    return [local_part(tensor).clone() for tensor in (*model.parameters(), *model.buffers())]
+
+
+class Untouched:
+    """Everything that training may change of a sharded model is the same afterwards."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def _state(self) -> list[Any]:
+        parameters = dict(self._model.named_parameters())
+        return [(name, id(weight), id(weight.grad)) for name, weight in parameters.items()]
+
+    def __enter__(self) -> None:
+        self._before = self._state(), bits(self._model), torch.get_rng_state(), Counting.calls
+
+    def __exit__(self, *failure: object) -> None:
+        state, values, random, calls = self._before
+        assert calls == Counting.calls
+        assert state == self._state()
+        assert all(map(torch.equal, values, bits(self._model)))
+        assert torch.equal(random, torch.get_rng_state())
+
+
+def assert_same_everywhere(value: Any) -> None:
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, value)
+    assert everywhere == everywhere[:1] * len(everywhere)
+
+
+def answer(*, fully: bool) -> Callable[[int, int], None]:
+    """Every verb, beside the same on the plain model with the examples of all ranks."""
+
+    def work(rank: int, ranks: int) -> None:
+        warnings.simplefilter("ignore")
+        batch, own = shares(64)
+        plain, model = network(), sharded(network())
+        LOSS(model(own[0]), own[1]).backward()  # gradients of the user's, and their way of a step
+        for name in ("sgd", "adamw") if fully else ("adamw",):
+            training = hessinit.Training(name, clip_norm=0.1)
+            options: Any = {"optimizer": training, "tolerance": 1e-3}
+            truth = hessinit.advise(plain, LOSS, batch, trial_steps=0, distributed="each", **options)
+            with Untouched(model):
+                found = hessinit.advise(
+                    model, LOSS, own, trial_steps=16 if fully else 2, distributed="batch", **options
+                )
+            assert "No trial" not in " ".join(found.notes)
+            assert found.examples == 64
+            assert found.loss == pytest.approx(truth.loss, rel=1e-5)
+            assert found.norm.value == pytest.approx(truth.norm.value, rel=1e-3)
+            assert found.stable_learning_rate == pytest.approx(truth.stable_learning_rate, rel=1e-3)
+            assert_same_everywhere(found.to_json())
+        for rate in (0.5, 1e3):
+            verdicts = []
+            for judged, data, mode in ((plain, batch, "each"), (model, own, "batch")):
+                try:
+                    hessinit.assert_sound(judged, LOSS, data, lr=rate, distributed=mode)
+                    verdicts.append("")
+                except AssertionError as failure:
+                    verdicts.append(str(failure).splitlines()[1].partition(", which is")[0])
+            assert verdicts[0] == verdicts[1]
+            assert bool(verdicts[0]) == (rate > 1)
+        track(plain, model, batch, own)
+        goals: list[tuple[Any, Any]] = [(network, {"lr": 0.5, "optimizer": "adamw"})]
+        if fully:  # by LSUV and gains, and along symmetries
+            scheme = hessinit.Fit(scheme="he")
+            goals = [
+                (network, {"lr": 0.5}),
+                (normalized, {"lr": 0.5, "fit": scheme}),
+                (normalized, {"lr": 0.5, "optimizer": "adamw"}),
+            ]
+        for build, goal in goals:
+            initialize(build, goal, batch, own)
+
+    return work
+
+
+def track(plain: nn.Module, model: Any, batch: Any, own: Any) -> None:
+    points = []
+    for trained, data, mode in ((plain, batch, "each"), (model, own, "batch")):
+        optimizer = torch.optim.AdamW(trained.parameters(), lr=0.01)
+        options: Any = {"optimizer": optimizer, "path": None, "max_overhead": 1.0, "distributed": mode}
+        with hessinit.track(trained, LOSS, data, every=2, log_to=None, **options) as tracker:
+            for _ in range(2):
+                optimizer.zero_grad()
+                value = LOSS(trained(data[0]), data[1])
+                value.backward()
+                optimizer.step()
+                tracker.step(value)
+        points.append(tracker.tracking.points)
+    assert [point.step for point in points[1]] == [0, 2]
+    for truth, found in zip(*points, strict=True):
+        assert not found.note
+        assert found.loss == pytest.approx(truth.loss, rel=1e-5)
+        assert found.norm == pytest.approx(truth.norm, rel=2e-3)
+        assert found.stable_learning_rate == pytest.approx(truth.stable_learning_rate, rel=2e-3)
+    assert_same_everywhere(points[1])
+
+
+def initialize(build: Callable[[], nn.Module], goal: Any, batch: Any, own: Any) -> None:
+    plain, model = build(), sharded(build())
+    before = bits(model)
+    truth = hessinit.initialize_(plain, LOSS, batch, distributed="each", **goal)
+    if build is network:
+        with Untouched(model):
+            hessinit.initialize_(model, LOSS, own, distributed="batch", dry_run=True, **goal)
+    found = hessinit.initialize_(model, LOSS, own, distributed="batch", **goal)
+    assert (found.converged, found.scaling, found.plan is None) == (
+        truth.converged, truth.scaling, truth.plan is None,
+    )  # fmt: skip
+    if truth.after is not None:
+        assert found.after is not None
+        assert found.after.network.norm == pytest.approx(truth.after.network.norm, rel=1e-3)
+        assert found.after.examples == 64
+    expected = dict(plain.named_parameters())
+    for name, weight in model.named_parameters():
+        whole = weight.full_tensor()
+        assert float((whole - expected[name]).norm()) <= 1e-3 * float(expected[name].norm()), name
+    assert_same_everywhere(found.to_json())
+    found.undo()
+    assert all(map(torch.equal, before, bits(model)))
+
+
 @on_all_ranks()
 def train(problem: Any, loss: Any = None, batch: Any = None, *, distributed: str | None = None) -> float:
-    """A verb that trains for three steps."""
+    """A verb that trains for three steps, and does not mind a ValueError on all ranks."""
     ranks = calling_ranks()
     assert ranks is not None
-    assert ranks.sharded
-    assert isinstance(problem, Problem)
     total = torch.zeros(())
     for _ in range(3):
         with tolerating(ValueError):
-            value = problem.loss(problem.model(problem.batches[0].inputs), problem.batches[0].targets)
+            inputs, targets = problem.batch[0]
+            value = problem.loss(problem.model(inputs), targets)
             value.backward()
             total = ranks.sum(value)
     return float(total)
 
 
-def attempt(model: nn.Module, batch: Any, verb: Any = train, **options: Any) -> None:
+def attempt(verb: Any, model: Any, batch: Any, **options: Any) -> None:
     try:
-        print(verb(model, nn.CrossEntropyLoss(), batch, **{"distributed": "batch", **options}), flush=True)
+        verb(model, LOSS, batch, **{"distributed": "batch", **options})
+        print("nothing refused", flush=True)
     except Exception as failure:
         print(f"{type(failure).__name__}: {failure}", flush=True)
 
 
-def fail() -> Callable[[], None]:
-    """Every rank raises; then one alone does so, while the others wait for it."""
+def refuse() -> Callable[[], None]:
+    """What is refused on all ranks, and leaves them connected; then what one of them alone raises."""
 
-    def work(rank: int, ranks: int) -> None:
-        warnings.simplefilter("ignore")
-        model, batch = sharded(network()), share(whole_batch(torch.float32), rank, ranks)
-        attempt(model, batch)
-
-        def refuse() -> None:
-            raise TypeError("alike")
-
-        model[1].happens = refuse
-        attempt(model, batch)
-
-        def be_tolerated() -> None:
-            raise ValueError("tolerated")
-
-        model[1].happens = be_tolerated
-        attempt(model, batch)
-        model[1].happens = lambda: None
-        attempt(model, batch)
-        model[1].happens = refuse if rank == 1 else lambda: None
-        attempt(model, batch)
-
-    def join() -> None:
+    def work() -> None:
         dist.init_process_group("gloo")
-        work(dist.get_rank(), dist.get_world_size())
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        warnings.simplefilter("ignore")
+        _, own = shares(64)
+        measure = hessinit.measure
+        model = sharded(network())
+        for mode in (None, "each", "layers"):
+            attempt(measure, model, own, distributed=mode)
+        hybrid = init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("copies", "shards"))
+        attempt(measure, sharded(network(), mesh=hybrid), own)
+        attempt(measure, sharded(network(), offload_policy=CPUOffloadPolicy(pin_memory=False)), own)
+        alone = [DeviceMesh("cpu", [other]) for other in range(ranks)]
+        attempt(measure, sharded(network(), mesh=alone[rank]), own)
+        turned = network()
+        fully_shard(turned[0], mesh=DeviceMesh("cpu", list(range(ranks))[::-1]))
+        attempt(measure, fully_shard(turned, mesh=init_device_mesh("cpu", (ranks,))), own)
+        partly = network()
+        fully_shard(partly[0], mesh=init_device_mesh("cpu", (ranks,)))
+        attempt(measure, partly, own)
+        attempt(measure, parallelize_module(network(), alone[rank], {"0": ColwiseParallel()}), own)
+        attempt(measure, model, [own] * (1 + (rank == 1)))
+        attempt(measure, model, (own[0] / float(rank != 1), own[1]))
+        attempt(hessinit.initialize_, model, own, lr=0.1, data=[own] * 4)
+        halved = nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))
+        attempt(hessinit.initialize_, sharded(nn.Sequential(halved)), own, lr=0.1)
 
-    return join
+        def fail(kind: type[Exception]) -> None:
+            raise kind("by itself")
+
+        for kind in (TypeError, ValueError):  # of which a verb may tolerate the second
+            model[1].happens = partial(fail, kind)
+            attempt(train, model, own)
+        if rank == 1:
+            with torch.no_grad():
+                local_part(model[0].weight)[0, 0] = torch.nan
+        model[1].happens = lambda: None
+        attempt(measure, model, own)
+        with torch.no_grad():
+            local_part(model[0].weight).fill_(0.1)
+        attempt(measure, model, own)
+        ranks_module.LOCKSTEP = replace(ranks_module.LOCKSTEP, patience=timedelta(seconds=1))
+        model[1].happens = partial(fail, TypeError) if rank == 1 else lambda: None
+        with Untouched(model):
+            attempt(hessinit.advise, model, own)
+        dist.destroy_process_group()
+        attempt(measure, model, own)
+        attempt(measure, model, own, distributed=None)
+
+    return work
 
 
 def lose_a_rank() -> Callable[[], None]:
-    """Of two ranks the first dies, of four the third."""
+    """Of two ranks the first dies, of four the third, in the forward of a trial."""
 
     def join() -> None:
         warnings.simplefilter("ignore")
         dist.init_process_group("gloo")
         rank, ranks = dist.get_rank(), dist.get_world_size()
         model, batch = sharded(network()), share(whole_batch(torch.float32), rank, ranks)
-        if rank == {2: 0, 4: 2}[ranks]:
-            model[1].happens = lambda: os.kill(os.getpid(), signal.SIGKILL)
+        calls = itertools.count().__next__  # what is put back does not reach it
+
+        def die() -> None:
+            if rank == {2: 0, 4: 2}[ranks] and calls() == 30:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        model[1].happens = die
         started = time.perf_counter()
-        attempt(model, batch)
+        with Untouched(model):
+            attempt(hessinit.advise, model, batch)
         print(f"after {time.perf_counter() - started:.1f} s", flush=True)
         os._exit(0)
 
     return join
 
 
-@on_all_ranks(lambda ranks, _, work: ranks.first(work, last=True))
-def search(
-    problem: Any, loss: Any = None, batch: Any = None, *, name: str, distributed: str | None = None
-) -> Any:
-    """The trials of `advise`, from a rate at which they go both ways."""
-    model = problem.model
-    training = Training.of(name)
-    rule = build_optimizer_rule(training, model)
-    setup = TrainingSetup.of(problem, training)
-    with prepare_trials(setup, problem.batches) as setting:
-        return search_rate(setting, rule, 0.2, 12), setting.setup.loss_range
+def answer_fully() -> Callable[[], None]:
+    return on_ranks(answer(fully=True))
 
 
-def bits(model: nn.Module) -> list[Any]:
-    tensors = [local_part(tensor) for tensor in (*model.parameters(), *model.buffers())]
-    return [tensor.clone() for tensor in tensors]
+def answer_briefly() -> Callable[[], None]:
+    return on_ranks(answer(fully=False))
 
 
-def try_rates() -> Callable[[], None]:
-    def work(rank: int, ranks: int) -> None:
-        warnings.simplefilter("ignore")
-        loss = nn.CrossEntropyLoss()
-        for examples, size in ((12, 5), (48, 6)):
-            inputs, targets = whole_batch(torch.float32, examples)
-            part = slice(rank * examples // ranks, (rank + 1) * examples // ranks)
-            own = inputs[part], targets[part]
-            for name in ("sgd", "adamw"):
-                plain, model = network(size), sharded(network(size))
-                loss(model(own[0]), own[1]).backward()
-                before, gradients = bits(model), [parameter.grad for parameter in model.parameters()]
-                names = {name: id(parameter) for name, parameter in model.named_parameters()}
-                found, height = search(Problem(model, loss, own), name=name, distributed="batch")
-                assert names == {name: id(parameter) for name, parameter in model.named_parameters()}
-                assert all(map(torch.equal, before, bits(model)))
-                after = [parameter.grad for parameter in model.parameters()]
-                assert all(one is other for one, other in zip(gradients, after, strict=True))
-                with _made_by(None):
-                    truth, true_height = search.__wrapped__(
-                        Problem(plain, loss, (inputs, targets)), name=name
-                    )
-                assert abs(height.constant - true_height.constant) < 1e-6
-                pairs = list(zip(found.trials, truth.trials, strict=False))
-                for one, other in pairs:
-                    assert one.losses[0] == pytest.approx(other.losses[0], rel=1e-5)
-                if examples < 16:  # no halves: the same steps
-                    for one, other in pairs:
-                        assert one.outcome == other.outcome
-                        assert one.losses == pytest.approx(other.losses, rel=1e-3)
-                    assert found.rate == pytest.approx(truth.rate, rel=1e-3)
-                print(name, examples, found.rate, truth.rate, len(found.trials), len(truth.trials))
-                everywhere: list[Any] = [None] * ranks
-                dist.all_gather_object(everywhere, found)
-                assert everywhere == everywhere[:1] * ranks
+def answer_on_a_gpu() -> Callable[[], None]:
+    def join() -> None:
+        global DEVICE
+        DEVICE = "cuda"
+        dist.init_process_group("nccl")
+        answer(fully=True)(dist.get_rank(), dist.get_world_size())
+        dist.destroy_process_group()
 
-    return on_ranks(work)
-
-
-def ask() -> Callable[[], None]:
-    def work(rank: int, ranks: int) -> None:
-        warnings.simplefilter("ignore")
-        loss = nn.CrossEntropyLoss()
-        inputs, targets = whole_batch(torch.float32, 48)
-        part = slice(rank * 48 // ranks, (rank + 1) * 48 // ranks)
-        own = inputs[part], targets[part]
-        plain, model = network(), sharded(network())
-        before = bits(model)
-        import traceback
-
-        def go(what, *args, **kw):
-            t = time.perf_counter()
-            try:
-                r = what(model, loss, own, distributed="batch", **kw)
-                s = what(plain, loss, (inputs, targets), distributed="each", **kw)
-                return r, s
-            except BaseException:
-                print(what.__name__, traceback.format_exc()[-1500:], flush=True)
-            finally:
-                print(what.__name__, f"{time.perf_counter() - t:.1f} s", flush=True)
-
-        r = go(hessinit.measure)
-        if r:
-            for a, b in zip((*r[0].layers, r[0].network), (*r[1].layers, r[1].network)):
-                print(a.name, a.norm, b.norm, a.norm / b.norm - 1)
-            print(r[0].examples, r[0].loss, r[1].loss, r[0].findings, r[1].findings)
-        for o in ("sgd", "adamw"):
-            r = go(hessinit.advise, optimizer=o)
-            if r:
-                print(
-                    o,
-                    r[0].learning_rate,
-                    r[1].learning_rate,
-                    r[0].stable_learning_rate / r[1].stable_learning_rate - 1,
-                    r[0].examples,
-                    r[0].loss,
-                    r[1].loss,
-                    r[0].notes,
-                )
-        r = go(hessinit.assert_sound, lr=0.5)
-        if r:
-            print(r[0].findings, r[1].findings, r[0].loss, r[1].loss, r[0].examples)
-
-        def tracked(m, l, b, **kw):
-            opt = torch.optim.AdamW(m.parameters(), lr=0.1)
-            with hessinit.track(m, l, b, optimizer=opt, path=None, max_overhead=1.0, every=2, **kw) as t:
-                for _ in range(4):
-                    v = l(m(b[0]), b[1])
-                    m.zero_grad()
-                    v.backward()
-                    opt.step()
-                    t.step(v)
-                return t.tracking
-
-        r = go(tracked)
-        if r:
-            for a, b in zip(r[0].points, r[1].points):
-                print(
-                    a.step,
-                    a.norm,
-                    b.norm,
-                    a.stable_learning_rate,
-                    b.stable_learning_rate,
-                    a.note,
-                    a.loss,
-                    b.loss,
-                )
-        print(all(map(torch.equal, before, bits(model))))
-
-    return on_ranks(work)
-
-
-def draw() -> Callable[[], None]:
-    import traceback
-
-    def normal(width=5):
-        torch.manual_seed(3)
-        return nn.Sequential(
-            nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
-        )
-
-    def work(rank: int, ranks: int) -> None:
-        warnings.simplefilter("ignore")
-        loss = nn.CrossEntropyLoss()
-        inputs, targets = whole_batch(torch.float32, 48)
-        part = slice(rank * 48 // ranks, (rank + 1) * 48 // ranks)
-        own = inputs[part], targets[part]
-        for build in (network, normal):
-            for options in (
-                {},
-                {"optimizer": "adamw"},
-                {"fit": hessinit.Fit(scheme="he")},
-                {"lr": None, "target": 2.0},
-            ):
-                options = {"lr": 0.5, **options}
-                plain, model = build(), sharded(build())
-                before = bits(model)
-                t = time.perf_counter()
-                truth = hessinit.initialize_(plain, loss, (inputs, targets), distributed="each", **options)
-                t1 = time.perf_counter()
-                try:
-                    found = hessinit.initialize_(model, loss, own, distributed="batch", **options)
-                except Exception:
-                    print(traceback.format_exc()[-2500:], flush=True)
-                    continue
-                print(
-                    build.__name__,
-                    options,
-                    f"{t1 - t:.1f} {time.perf_counter() - t1:.1f}",
-                    found.reason,
-                    "|",
-                    truth.reason,
-                    found.after and found.after.network.norm,
-                    truth.after and truth.after.network.norm,
-                    found.scales,
-                    truth.scales,
-                    found.survival and found.survival.outcome,
-                    truth.survival and truth.survival.outcome,
-                )
-                names = dict(plain.named_parameters())
-                print(
-                    [
-                        float((p.full_tensor() - names[n]).norm() / names[n].norm())
-                        for n, p in model.named_parameters()
-                        if p.ndim > 1
-                    ],
-                    flush=True,
-                )
-                found.undo()
-                assert all(map(torch.equal, before, bits(model)))
-
-    return on_ranks(work)
+    return join

@@ -17,12 +17,10 @@ import hessinit
 from adamw_truth import dense_adamw_limit
 from calls import call
 from dense import dense_curvature, in_double
-from hessinit import ConvergenceError, ConvergenceWarning, ProblemError, advise, measure
+from hessinit import ConvergenceError, ConvergenceWarning, ProblemError, Training, advise, measure
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.problem.batches import read_batches
-from hessinit.problem.checks import find_layers
 from hessinit.results.advice import Descent
-from hessinit.training.optimizer_rules import build_optimizer_rule, optimizer_builder, read_optimizer
 from hessinit.training.trial import TrainingSetup, prepare_trials
 from tiny import LOSS, Net, batch, inputs, labels, network
 from zoo import PROBLEMS, Problem
@@ -153,8 +151,8 @@ def test_adams_norm_and_first_step_are_the_dense_ones(problem: Problem, curvatur
     step = gradient / (gradient.abs() + eps)
     bend = float(step @ matrix @ step)
     first = float(gradient @ step) / bend if bend > 0 else math.inf
-    options = {"settings": {"eps": eps}, "curvature": curvature, **MEASURED}
-    advice = call(advise, model, loss, data, optimizer="adam", **options)
+    options = {"optimizer": Training("adam", settings={"eps": eps}), "curvature": curvature, **MEASURED}
+    advice = call(advise, model, loss, data, **options)
     assert advice.norm.value == pytest.approx(truth, rel=1e-5)
     assert advice.learning_rate == pytest.approx(min(1 / truth, first), rel=1e-5)
     assert advice.stable_learning_rate == pytest.approx(min(38 / truth, 2 * first), rel=1e-5)
@@ -206,10 +204,10 @@ def test_weights_without_gradient_do_not_count_and_what_is_left_out_is_noted() -
     assert "could not be split" in " ".join(advise(network(), whole, batch(), optimizer="adam").notes)
     parts, decay = (network(), LOSS, batch()), {"weight_decay": 0.1}
     plain = advise(*parts, optimizer="adam", trial_steps=0)
-    decayed = advise(*parts, optimizer="adam", settings=decay, trial_steps=0)
+    decayed = advise(*parts, optimizer=Training("adam", settings=decay), trial_steps=0)
     assert decayed.learning_rate == plain.learning_rate
     assert "is not included in the advice" in " ".join(decayed.notes)
-    decoupled = advise(*parts, optimizer="adamw", settings=decay, trial_steps=0)
+    decoupled = advise(*parts, optimizer=Training("adamw", settings=decay), trial_steps=0)
     assert decoupled.learning_rate == pytest.approx(1 / (plain.norm.value + 0.1))
 
 
@@ -224,11 +222,11 @@ ADAM = {"betas": (0.8, 0.99), "eps": 1e-4}
 @pytest.mark.parametrize(
     ("kind", "settings", "named"),
     [
-        (torch.optim.SGD, {"dampening": 0.5}, {}),  # ignored without a momentum
-        (torch.optim.SGD, {"weight_decay": 0.2}, {"settings": {"weight_decay": 0.2}}),
-        (torch.optim.SGD, NESTEROV, {"optimizer": "nesterov", "settings": {"momentum": 0.7}}),
-        (torch.optim.Adam, ADAM, {"optimizer": "adam", "settings": ADAM}),
-        (Renamed, {}, {"optimizer": "adamw"}),
+        (torch.optim.SGD, {"dampening": 0.5}, "sgd"),  # ignored without a momentum
+        (torch.optim.SGD, {"weight_decay": 0.2}, Training("sgd", settings={"weight_decay": 0.2})),
+        (torch.optim.SGD, NESTEROV, Training("nesterov", settings={"momentum": 0.7})),
+        (torch.optim.Adam, ADAM, Training("adam", settings=ADAM)),
+        (Renamed, {}, "adamw"),
     ],
 )
 def test_a_torch_optimizer_is_read_and_nothing_is_changed(kind: Any, settings: Any, named: Any) -> None:
@@ -236,7 +234,7 @@ def test_a_torch_optimizer_is_read_and_nothing_is_changed(kind: Any, settings: A
     optimizer = kind(model.parameters(), lr=0.1, **settings)
     state, before = copy.deepcopy(optimizer.state_dict()), snapshot(model, LOSS, batch())
     advice = call(advise, model, LOSS, batch(), optimizer=optimizer, **TIGHT)
-    expected = call(advise, model, LOSS, batch(), lr=0.1, **named, **TIGHT)
+    expected = call(advise, model, LOSS, batch(), lr=0.1, optimizer=named, **TIGHT)
     untimed = {"seconds": 0, "gradients": 0}
     assert {**advice.to_dict(), **untimed} == {**expected.to_dict(), **untimed}
     assert not differences(before, snapshot(model, LOSS, batch()))
@@ -331,37 +329,11 @@ def test_a_warmup_that_saves_a_training_is_advised() -> None:
     assert (without.survived, warmed.survived, warmup.advised) == (False, True, True)
 
 
-class Stepping(torch.optim.SGD):
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        pass
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (Stepping, "the optimizer is a Stepping, whose stability limit is not known"),
-        (torch.optim.RMSprop, "the optimizer is a RMSprop, whose stability limit is not known"),
-        (lambda p: torch.optim.SGD([torch.zeros(2, 2)]), "holds none of the measured weights"),
-        (lambda p: torch.optim.SGD(p, maximize=True), "is known with maximize=True or dampening"),
-        (lambda p: torch.optim.SGD(p, momentum=0.9, dampening=0.5), "is known with maximize=True or damp"),
-        (
-            lambda p: torch.optim.SGD([{"params": p[:2]}, {"params": p[2:], "momentum": 0.9}]),
-            r"differ in more than .* \(momentum 0 and 0.9\).*layers='2.weight'",
-        ),
-        (lambda p: torch.optim.Adam([{"params": p[:2]}, {"params": p[2:], "maximize": True}]), "maximize Fa"),
-    ],
-)
-def test_optimizers_without_a_known_limit_are_refused(build: Any, message: str) -> None:
-    model = network()
-    with pytest.raises(ProblemError, match=message):
-        advise(model, LOSS, batch(), optimizer=build(list(model.parameters())))
-
-
 def test_settings_beside_an_optimizer_and_norms_that_did_not_converge_are_refused() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ProblemError, match="momentum was given, and the optimizer has its own"):
-        advise(model, LOSS, batch(), optimizer=optimizer, settings={"momentum": 0.9})
+        Training(optimizer, settings={"momentum": 0.9})
     hasty: dict[str, Any] = {"optimizer": "adam", "max_iterations": 2, "tolerance": 1e-9}
     with pytest.warns(ConvergenceWarning, match="did not reach tolerance=1e-09"):
         assert not call(advise, model, LOSS, batch(), **hasty).converged
@@ -427,8 +399,7 @@ def test_the_first_step_over_the_weights_is_that_of_the_formula(optimizer: str) 
     step = torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
     if optimizer == "adamw":
         step = step.sign() + 0.01 * weights
-    steps = build_optimizer_rule(optimizer, model)
-    setup = TrainingSetup(model, LOSS, optimizer_builder(steps, optimizer, model))
+    setup = TrainingSetup.of(hessinit.Problem(model, LOSS, data), Training(optimizer))
     with prepare_trials(setup, [one for _, one in read_batches(data)]) as setting:
         assert setting.first_move(0.01) == pytest.approx(float(step.norm() / weights.norm()), rel=1e-5)
 
@@ -475,6 +446,5 @@ def test_groups_keep_their_proportion_in_trials() -> None:
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.2}]
     optimizer = torch.optim.SGD(groups)
-    rule = read_optimizer(optimizer, model, find_layers(model, None))
-    build = optimizer_builder(rule, optimizer, model)
-    assert [group["lr"] for group in build(1.0).param_groups] == [0.5, 1.0]
+    stepper = Training(optimizer).build(model, 1.0)
+    assert [group["lr"] for group in stepper.param_groups] == [0.5, 1.0]

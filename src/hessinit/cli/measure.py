@@ -36,6 +36,7 @@ class MeasuringOptions:
         None
     )
     optimizer: options.Optimizer = None
+    clip_norm: options.ClipNorm = None
     curvature: Annotated[
         Literal["gauss-newton", "hessian", "both"] | None,
         typer.Option(help="Which second derivative.  [default: gauss-newton]"),
@@ -132,7 +133,9 @@ def measure(
     ):
         from hessinit.training.assert_sound import measure_and_judge
 
-        loaded = load_problem(source, computing, measuring.optimizer).with_options(chosen)
+        loaded = load_problem(
+            source, computing, measuring.optimizer, measuring.clip_norm
+        ).with_options(chosen)
         measured = replace(loaded.problem, batch=loaded.batch)
         keywords = dict(loaded.keywords)
         optimizer = keywords.pop("optimizer", "sgd")
@@ -204,6 +207,7 @@ class AdviceOptions:
     """What `advise` measures, and for which optimizer."""
 
     optimizer: options.Optimizer = None
+    clip_norm: options.ClipNorm = None
     lr: Annotated[float | None, options.rate("Also say whether this learning rate is stable.")] = (
         None
     )
@@ -234,6 +238,7 @@ def advise(
       hessinit advise net.py:problem --optimizer adamw
       hessinit advise net.py:problem --optimizer momentum --lr 0.1
       hessinit advise net.py:problem --optimizer train.py:make_optimizer --batch-size 64
+      hessinit advise net.py:problem --optimizer lion_pytorch:Lion --clip-norm 1
 
     Exit status: 0 done, 1 not learned or not converged, 2 wrong usage, 130 interrupted.
     """
@@ -254,7 +259,7 @@ def advise(
         ),
         progress(f"Measuring {problem} …"),
     ):
-        loaded = load_problem(source, computing, advised.optimizer)
+        loaded = load_problem(source, computing, advised.optimizer, advised.clip_norm)
         loaded = loaded.keep_shared(ADVISED, problem).with_options(chosen)
         batch = loaded.batch
         if advised.batch_size is not None:
@@ -312,6 +317,7 @@ class FitOptions:
         typer.Option(help="Which weights are scaled to meet the target.  [default: auto]"),
     ] = None
     optimizer: options.Optimizer = None
+    clip_norm: options.ClipNorm = None
     momentum: Annotated[
         float | None, options.number("Of momentum and nesterov.  [default: 0.9]")
     ] = None
@@ -421,7 +427,7 @@ def initialize(
         ),
         progress(f"Initializing {problem} …") as show,
     ):
-        loaded = load_problem(source, computing, fit.optimizer)
+        loaded = load_problem(source, computing, fit.optimizer, fit.clip_norm)
         loaded = loaded.keep_shared(FITTED, problem).with_options(chosen)
         if "curvature" in loaded.keywords:
             fitting.setdefault("curvature", loaded.keywords["curvature"])

@@ -15,7 +15,11 @@ from hessinit.errors import did_you_mean
 
 LARGEST_SEED = 2**32 - 1  # of numpy; torch would take more
 PROBLEM = "FILE.py:FUNCTION"
-OPTIMIZERS = ("sgd", "momentum", "nesterov", "adam", "adamw")
+# Those of torch.optim that `hessinit.Training` takes by name, and two with a momentum of 0.9.
+OPTIMIZERS = (
+    *("sgd", "momentum", "nesterov", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad"),
+    *("adadelta", "adamax", "adafactor", "asgd", "rprop"),
+)
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -62,7 +66,7 @@ def check_rate(lr: float | None) -> float | None:
 
 
 def check_optimizer(text: str | None) -> str | None:
-    if text is None or text in OPTIMIZERS or ":" in text:
+    if text is None or text.lower() in OPTIMIZERS or ":" in text:
         return text
     listed = ", ".join(OPTIMIZERS)
     raise typer.BadParameter(
@@ -148,10 +152,20 @@ Picture = Annotated[Path | None, path("Also draw it: a .png, .pdf or .svg file."
 BatchSize = Annotated[int | None, whole("Examples in a mini-batch.  [default: 64]")]
 OPTIMIZER_HELP = (
     f"{', '.join(OPTIMIZERS)}, or FILE.py:FUNCTION: a function of the parameters (and the rate) "
-    "that builds a torch optimizer.  [default: the problem's, or sgd]"
+    "that builds any optimizer, or a list of them; also as package.module:Class.  [default: the "
+    "problem's, or sgd]"
 )
 Optimizer = Annotated[
     str | None, typer.Option(callback=check_optimizer, metavar="NAME", help=OPTIMIZER_HELP)
+]
+ClipNorm = Annotated[
+    float | None,
+    typer.Option(
+        parser=read_number,
+        callback=check_rate,
+        metavar="X",
+        help="Your training clips gradients to this length, all of them together.",
+    ),
 ]
 Warmup = Annotated[int | None, whole("Steps over which the learning rate rises linearly.")]
 

@@ -148,10 +148,18 @@ class LoadedProblem(NamedTuple):
     batch: Any
     keywords: dict[str, Any]
 
-    def with_optimizer(self, text: str) -> LoadedProblem:
-        """Return the same with an optimizer by its name, or the function of FILE.py:FUNCTION."""
-        optimizer = _load_function(find_problem(text)) if ":" in text else text
-        return self._replace(keywords={**self.keywords, "optimizer": optimizer})
+    def with_optimizer(self, text: str | None, clip_norm: float | None = None) -> LoadedProblem:
+        """Return the same with an optimizer by its name, or the function of FILE.py:FUNCTION.
+
+        None keeps the problem's own; gradients are clipped to `clip_norm`.
+        """
+        keywords = dict(self.keywords)
+        if text is not None:
+            keywords["optimizer"] = _load_function(find_problem(text)) if ":" in text else text
+        if clip_norm is not None:
+            training = hessinit.Training.of(keywords.get("optimizer", "sgd"))
+            keywords["optimizer"] = replace(training, clip_norm=clip_norm)
+        return self._replace(keywords=keywords)
 
     def with_options(self, chosen: Mapping[str, Any]) -> LoadedProblem:
         """Return the same with options: of the problem, or keywords of the verb."""
@@ -201,7 +209,10 @@ def find_problem(text: str) -> Place:
 
 
 def load_problem(
-    place: Place, computing: ComputeOptions, optimizer: str | None = None
+    place: Place,
+    computing: ComputeOptions,
+    optimizer: str | None = None,
+    clip_norm: float | None = None,
 ) -> LoadedProblem:
     """Seed what the file may draw from, call its function, and move the model.
 
@@ -212,7 +223,7 @@ def load_problem(
     loaded = _call(_load_function(place), place)
     if computing.device is not None:
         loaded.problem.model.to(computing.device)
-    return loaded if optimizer is None else loaded.with_optimizer(optimizer)
+    return loaded.with_optimizer(optimizer, clip_norm)
 
 
 def check_device(device: str | None) -> None:

@@ -38,6 +38,7 @@ class GridOptions:
     ] = None
     batch_size: options.BatchSize = None
     optimizer: options.Optimizer = None
+    clip_norm: options.ClipNorm = None
     warmup: options.Warmup = None
     no_curvature: Annotated[
         bool, typer.Option("--no-curvature", help="Do not measure ‖H‖ before training.")
@@ -71,6 +72,7 @@ class TrainingOptions:
 
     steps: Annotated[int, options.whole("Training steps.")] = 200
     optimizer: options.Optimizer = None
+    clip_norm: options.ClipNorm = None
     batch_size: options.BatchSize = None
     warmup: options.Warmup = None
     seed: options.Seed = None
@@ -192,8 +194,7 @@ def _run_grid(
         with progress(f"Loading {source} …"):
             build = Builder(location)
             loaded = build.load(grid.device)
-            if grid.optimizer is not None:
-                loaded = loaded.with_optimizer(grid.optimizer)
+            loaded = loaded.with_optimizer(grid.optimizer, grid.clip_norm)
         loaded = loaded.keep_shared(["optimizer"], source)
         chosen |= options.given(
             seeds=grid.seeds,
@@ -335,7 +336,7 @@ def _load_training(source: str, training: TrainingOptions, tracked: TrackedOptio
     from hessinit.training.loop import read_data
 
     computing = options.ComputeOptions(training.seed, training.device)
-    loaded = load_problem(find_problem(source), computing, training.optimizer)
+    loaded = load_problem(find_problem(source), computing, training.optimizer, training.clip_norm)
     loaded = loaded.keep_shared(["optimizer", "curvature"], source).with_options(
         options.given(layers=tracked.layers, seed=training.seed, curvature=tracked.curvature)
     )

@@ -311,7 +311,7 @@ class LanczosProcess:
 
     def _next_row(self, like: Tensor) -> Tensor:
         if not self._blocks or self._rows_used == self._blocks[-1].shape[1]:
-            fitting = max(4, MEMORY.numbers_per_block // like.numel())
+            fitting = max(4, MEMORY.numbers_per_block // (len(like) * self.total_size))
             rows = min(self._room + 1, MEMORY.rows_per_block, fitting)
             self._blocks.append(like.new_empty(len(like), rows, self.size))
             self._rows_used = 0

@@ -126,6 +126,8 @@ class LanczosSearch:
         self._start_square = start_square
         self._rarity = goal.rarity or krylov.rarity(goal.tolerance)
         self._runs, length = initial.shape
+        if ranks is not None:  # whose parts may differ in length
+            length = int(ranks.max(torch.tensor(length)))
         self._keeps_all = length < krylov.MEMORY.size_of_large
         most_blocks = None if self._keeps_all else krylov.MEMORY.blocks_of_large
         self._process = krylov.LanczosProcess(

@@ -129,12 +129,16 @@ def warm_up(stepping: OptimizerCopy, gradients: Sequence[Tensor], steps: int) ->
     return first
 
 
+def is_descent(response: Tensor) -> bool:
+    """Whether every weight steps against a change of its gradient."""
+    return bool(response.any()) and not bool(
+        (response < -RESPONSE.spread * response.abs().mean()).any()
+    )
+
+
 def disagreement(first: Tensor, second: Tensor) -> str:
     """Say why two responses are not those of one linear, diagonal rule; empty if they are."""
-    total = float(first.square().sum())
-    ratio = float(first @ second) / total if total else 0.0
-    if not ratio > 0 or bool((first < -RESPONSE.spread * first.abs().mean()).any()):
-        return "its steps do not follow a change of the gradient"
+    ratio = float(first @ second) / float(first.square().sum())
     spread = float((second / ratio - first).norm() / first.norm())
     if spread > RESPONSE.spread:
         return "its steps are not linear, weight by weight, in a change of the gradient"

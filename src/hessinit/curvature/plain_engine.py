@@ -484,6 +484,11 @@ class PlainEngine(LanczosEngine):
     def operator(self, names: Sequence[str]) -> PlainCurvature:
         return PlainCurvature(self._plain, names, self._curvature)
 
+    @property
+    def _recorder(self) -> None:
+        """Kernels are not recorded: weights move between them."""
+        return None
+
     def extremes_of_each(self, names: Sequence[str]) -> dict[str, Extremes]:
         return Engine.extremes_of_each(self, names)
 

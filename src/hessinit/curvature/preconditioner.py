@@ -17,7 +17,7 @@ from hessinit.curvature.evaluation import Evaluation, find_reduction
 from hessinit.curvature.plain_engine import PlainEvaluation
 from hessinit.problem.batches import Batch, part_of
 from hessinit.problem.functional import FunctionalProblem
-from hessinit.problem.ranks import mean_over_ranks, require_alike, smallest_over_ranks
+from hessinit.problem.ranks import mean_over_ranks, on_any_rank, require_alike, smallest_over_ranks
 from hessinit.results.advice import check_fraction, check_nonnegative
 from hessinit.results.curvature_report import Estimate
 
@@ -232,12 +232,12 @@ def minibatch_gradients(evaluations: Sequence[Evaluation], most: int) -> list[Te
     factor = len(evaluations) if find_reduction(evaluations) == "sum" else 1
     gradients = []
     for evaluation in evaluations[:most]:
-        whole = _gradient(evaluation)
+        gradient = _gradient(evaluation)
         parts = _gradients_of_parts(evaluation, factor > 1, most)
-        deviations = torch.zeros_like(whole)[None]
+        deviations = torch.zeros_like(gradient)[None]
         if parts is not None:
             deviations = (parts - parts.mean(0)) / math.sqrt(len(parts))
-        gradients += [factor * (whole + deviation) for deviation in deviations]
+        gradients += [factor * (gradient + deviation) for deviation in deviations]
     gradients = gradients[:most]
     return gradients[: len(gradients) - 1 + len(gradients) % 2]
 
@@ -264,7 +264,7 @@ def _noise(evaluation: Evaluation, is_sum: bool) -> Tensor | None:
     if gradients is None:
         return None
     noise = gradients.var(0) / len(gradients)
-    return noise if bool(torch.isfinite(noise).all()) else None
+    return None if on_any_rank(not torch.isfinite(noise).all()) else noise
 
 
 def _gradients_of_parts(evaluation: Evaluation, is_sum: bool, most: int) -> Tensor | None:

@@ -18,6 +18,12 @@ WAYS_TO_LEARN = (
     "normalization layers, residual connections, another activation, fewer layers or more data"
 )
 
+WAYS_TO_ADAPT = "adapters in more layers, a larger rank, or more data"
+NO_GRADIENT_YET = (
+    "Entries without a gradient, as those of A in LoRA while B is 0, are not in the stability "
+    "limit: they move from the second step on. The trials include them."
+)
+
 
 def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     """Return the rate, its stability limit and the warmup, each with the reason."""
@@ -154,6 +160,8 @@ def explain_trials(tried: TriedRates) -> str:
     )
     if math.isnan(tried.rate):
         ways_out = f"{WAYS_TO_LEARN}; other weights: `hessinit initialize --lr auto`"
+        if tried.trained_before:
+            ways_out = WAYS_TO_ADAPT
         return f"In {held} {_tell_failures(trials)}. What may help: {ways_out}."
     end = w.text_if(tried.stopped_at_end, ", the last of them")
     return (
@@ -231,8 +239,8 @@ def _tell_end(trial: Trial) -> str:
 
 
 def flat_initialization(norm: float) -> str:
-    """Return the warning that the initialization is flatter than the network will soon be."""
+    """Return the warning that the weights are flatter than the network will soon be."""
     return (
-        f"The initialization is flat (‖H‖ = {w.format_number(norm)}): the curvature usually grows "
+        f"These weights are flat (‖H‖ = {w.format_number(norm)}): the curvature usually grows "
         "within a few steps, and the stable learning rate falls with it."
     )

@@ -235,7 +235,7 @@ class FunctionalProblem:
         self.model = self._find_model(problem)
         check_apart(self.model)
         self.layers: tuple[Layer, ...] = find_layers(self.model, problem.layers)
-        check_values(self.model, self.layers)
+        self._check_values()
         checks.check_dropout(self.model, problem.dropout)
         parameters = dict(self.model.named_parameters())
         self.device = parameters[self.layers[0].parameter].device
@@ -279,6 +279,9 @@ class FunctionalProblem:
         widest = torch.float64 if torch.float64 in dtypes else torch.float32
         return problem.dtype or widest
 
+    def _check_values(self) -> None:
+        check_values(self.model, self.layers)
+
     def _read_weights(self) -> None:
         measured = [layer.parameter for layer in self.layers]
         self.constants: dict[str, Tensor] = {}
@@ -301,7 +304,7 @@ class FunctionalProblem:
 
         All else must be as it was.
         """
-        check_values(self.model, self.layers)
+        self._check_values()
         other = copy.copy(self)
         other._start_again(check)
         return other

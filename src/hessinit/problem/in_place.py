@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hessinit.errors import ProblemError, argument
+from hessinit.errors import ProblemError, WeightsError, argument
 from hessinit.problem import checks
 from hessinit.problem.batches import Batch, map_tensors
 from hessinit.problem.functional import FirstCall, FunctionalProblem, explained_memory
@@ -38,8 +38,6 @@ class InPlaceProblem(FunctionalProblem):
         self._needs_graph = False  # the forward itself differentiates
         self._needs_backward = ranks is not None  # and not `autograd.grad`
         super().__init__(problem)
-        if ranks is not None:
-            ranks.settle()  # before any waits for a rank that refuses its weights
 
     def _find_model(self, problem: Problem) -> nn.Module:
         model = problem.model
@@ -70,6 +68,17 @@ class InPlaceProblem(FunctionalProblem):
         inputs = map_tensors(place, batch.inputs)
         checks.check_finite_inputs(inputs, prefix)
         return Batch(inputs, batch.targets, batch.size)
+
+    def _check_values(self) -> None:
+        if self.ranks is None:
+            return super()._check_values()
+        reason = ""
+        try:
+            super()._check_values()
+        except WeightsError as refusal:
+            reason = str(refusal)
+        for shown in filter(None, self.ranks.exchange(reason)):
+            raise WeightsError(shown)  # on all: a rank holds a part of the weights
 
     def _read_weights(self) -> None:
         self._guarded = False

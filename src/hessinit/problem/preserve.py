@@ -607,7 +607,8 @@ def _contents(value: Any) -> list[Any]:
         return [*cells, *(value.__defaults__ or ()), value.__kwdefaults__, value.__dict__]
     if isinstance(value, _CELLS):
         return _held(value)
-    around = [type(value), getattr(value, "__dict__", None)]
+    # The class that FSDP2 puts before the user's own is torch's.
+    around = [type(value), *type(value).__bases__, getattr(value, "__dict__", None)]
     if isinstance(value, (*_CONTAINERS, tuple, frozenset, Mapping)):
         if len(value) > _MOST_IN_ONE:
             return around

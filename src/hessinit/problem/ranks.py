@@ -123,9 +123,7 @@ class Ranks:
             _gloo_groups[world] = dist.new_group(backend="gloo")
         self._group = _gloo_groups.get(world, world)
         self._mesh_group = self._group
-        self._key = ""  # of this call in the store of the job
-        self._settled = 0
-        self._has_failed = False
+        self._model = nn.Module()
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -207,7 +205,8 @@ class Ranks:
         if not self.sharded or lockstep_ranks() is self:
             yield
             return
-        self._key = f"hessinit/{next(_calls)}"
+        reshard(self._model)  # whatever the last forward has gathered
+        self._key = f"hessinit/{next(_calls)}"  # in the store of the job
         self._settled = 0
         self._has_failed = False
         try:
@@ -235,12 +234,12 @@ class Ranks:
         self._settled += 1
         store = _store()
         keys = [f"{self._key}/{self._settled}/{rank}" for rank in range(self.size)]
-        reason = "" if failure is None else self._describe(failure)
+        reason = ""
         try:
-            if failure is not None and _is_disconnection(failure):
-                raise failure
-            if reason:
-                store.compare_set(self._key, "", reason)
+            if failure is not None:
+                if _is_disconnection(failure):
+                    raise failure
+                reason = self._describe(failure)
             store.set(keys[self.rank], reason)
             if reason:
                 store.wait(keys, LOCKSTEP.patience)
@@ -248,44 +247,39 @@ class Ranks:
             reasons = [store.get(key).decode() for key in keys]
         except RuntimeError:
             self._has_failed = True
-            raise RankError(self._close()) from failure
+            raise RankError(self._close(reason)) from failure
         first = next(filter(None, reasons), "")
         if first and not all(reasons):
             self._has_failed = True
             raise RankError(first) from failure
 
-    def _close(self) -> str:
-        """Close the connections of this rank, so that none waits for it; return why it ends."""
+    def _close(self, reason: str) -> str:
+        """Close the connections of this rank, so that none waits for it.
+
+        Returns what was the first to end the call: the `reason` of this rank, or that of another.
+        """
         store = _store()
-        lost = [rank for rank in range(self.size) if not self._is_connected(rank)]
+        ranks = [rank for rank in range(self.size) if rank != self.rank]
+        works = {rank: _receive_nothing(rank, self._group) for rank in ranks}
+        lost = [rank for rank, work in works.items() if work is None]
         end = f"rank {lost[0]} {_ENDED}" if lost else f"some rank {_TIMED_OUT}"
-        reason = f"{self.call} stopped on every rank: {end}."
+        reason = reason or f"{self.call} stopped on every rank: {end}."
         with contextlib.suppress(RuntimeError):  # the store ended with rank 0
             reason = store.compare_set(self._key, "", reason).decode()
             store.set(f"{self._key}/read/{self.rank}", "")
-        for rank in range(self.size):
-            for group in (self._mesh_group, self._group):
-                # A receive that times out fails all that gloo still sends or receives here.
-                with contextlib.suppress(RuntimeError):
-                    self._receive_nothing(rank, group).wait(timedelta(milliseconds=1))
-        if not self.rank:
-            remaining = [rank for rank in range(self.size) if rank not in lost]
+        for work in (
+            *works.values(),
+            *(_receive_nothing(rank, self._mesh_group) for rank in ranks),
+        ):
+            # A receive that times out fails all that gloo still sends or receives here.
             with contextlib.suppress(RuntimeError):
-                store.wait([f"{self._key}/read/{rank}" for rank in remaining], LOCKSTEP.farewell)
+                if work is not None:
+                    work.wait(timedelta(milliseconds=1))
+        if not self.rank:
+            keys = [f"{self._key}/read/{rank}" for rank in ranks if rank not in lost]
+            with contextlib.suppress(RuntimeError):
+                store.wait(keys, LOCKSTEP.farewell)
         return reason
-
-    def _is_connected(self, rank: int) -> bool:
-        if rank == self.rank:
-            return True
-        try:
-            self._receive_nothing(rank, self._group)
-        except RuntimeError:
-            return False
-        return True
-
-    @staticmethod
-    def _receive_nothing(rank: int, group: Any) -> Any:
-        return dist.irecv(torch.empty(1), rank, group=group, tag=LOCKSTEP.tag)
 
     def _publish(self, values: list[Any], last: bool = False) -> list[Any]:
         """Send every other rank the values; only rank 0 does."""
@@ -349,6 +343,7 @@ class Ranks:
         model = unwrap(options["model"])
         check_present(model, sharded=self.sharded)
         if self.sharded:
+            self._model = model
             reshard(model)
             self._mesh_group = find_mesh(model, self.size).get_group()
         for module in model.modules():
@@ -564,6 +559,13 @@ def share_weights(model: nn.Module) -> None:
         dist.broadcast(sent, src=0)
         if sent.data_ptr() != target.data_ptr():
             target.copy_(sent.view(target.dtype).view_as(target))
+
+
+def _receive_nothing(rank: int, group: Any) -> Any:
+    """Begin to receive what nobody sends; None where there is no connection."""
+    with contextlib.suppress(RuntimeError):
+        return dist.irecv(torch.empty(1), rank, group=group, tag=LOCKSTEP.tag)
+    return None
 
 
 def _store() -> Any:

@@ -114,6 +114,12 @@ def check_whole_weights(model: nn.Module) -> None:
 def find_mesh(model: nn.Module, ranks: int) -> Any:
     """Return the mesh of a model that FSDP2 has sharded over all ranks; refuse other ways."""
     mesh: Any = None
+    for name, module in model.named_modules():
+        if _is_fsdp2(module) and _is_offloaded(module):
+            raise ProblemError(
+                f"{name or 'the model'} keeps its weights on the CPU (CPUOffloadPolicy), and they "
+                "are moved where they are; leave offload_policy= out of fully_shard."
+            )
     for name, parameter in model.named_parameters():
         paths = [name.rpartition(".")[0]]
         while paths[-1]:
@@ -126,12 +132,20 @@ def find_mesh(model: nn.Module, ranks: int) -> Any:
             mesh = mesh or sharded.device_mesh
             if sharded.device_mesh != mesh:
                 raise ProblemError(
-                    f"{name} is sharded over {sharded.device_mesh}, and weights before it over "
-                    f"{mesh}; pass one mesh to every fully_shard."
+                    f"{name} is sharded over the ranks {sharded.device_mesh.mesh.tolist()}, and "
+                    f"weights before it over {mesh.mesh.tolist()}; pass one mesh to every "
+                    "fully_shard."
                 )
         elif parameter.requires_grad:
             _refuse_beside_fsdp2(name, parameter)
     return mesh
+
+
+def _is_offloaded(module: Any) -> bool:
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    policies = [getattr(group, "offload_policy", None) for group in groups]
+    return any(type(policy).__name__ == "CPUOffloadPolicy" for policy in policies)
 
 
 def _refuse_beside_fsdp2(name: str, parameter: Tensor) -> None:
@@ -159,10 +173,4 @@ def _check_mesh(name: str, parameter: Any, ranks: int) -> None:
         raise ProblemError(
             f"{name} is sharded over {mesh.size()} of the {ranks} ranks of this job; call "
             "init_process_group in a job of these ranks alone, or pass fully_shard a mesh of all."
-        )
-    place = local_part(parameter).device.type
-    if place != mesh.device_type:
-        raise ProblemError(
-            f"{name} is kept on the {place} (CPUOffloadPolicy), and its mesh on "
-            f"{mesh.device_type}; leave offload_policy= out of fully_shard."
         )

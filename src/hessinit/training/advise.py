@@ -5,15 +5,21 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hessinit.curvature.engine import LanczosSettings
-from hessinit.curvature.engine_choice import build_engine, evaluate_everywhere, functional_form
-from hessinit.curvature.evaluation import Evaluation, in_gradients, loss_gradient
+from hessinit.curvature.engine_choice import (
+    build_engine,
+    evaluate_everywhere,
+    exactly_or_plainly,
+    functional_form,
+)
+from hessinit.curvature.evaluation import Evaluation, LossGradient, in_gradients, loss_gradient
 from hessinit.curvature.preconditioner import AdamRule
 from hessinit.errors import (
     ConvergenceError,
@@ -23,6 +29,7 @@ from hessinit.errors import (
     argument,
     choose,
 )
+from hessinit.init.weights import reason_to_keep
 from hessinit.measurement.facts import (
     facts_of,
     in_running_order,
@@ -32,11 +39,13 @@ from hessinit.measurement.facts import (
 )
 from hessinit.present import advice as say
 from hessinit.present.words import format_number
+from hessinit.problem.batches import Batch
 from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
+from hessinit.problem.in_place import InPlaceProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import length_over_ranks, on_all_ranks, require_alike
+from hessinit.problem.ranks import length_over_ranks, lockstep_ranks, on_all_ranks, require_alike
 from hessinit.results import advice as results
 from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_warmup
 from hessinit.results.curvature_report import MATRICES, Estimate
@@ -64,24 +73,27 @@ def advise(
 ) -> results.LearningRateAdvice:
     """Return the learning rate to train with, the stability limit, and whether to warm up.
 
-    Takes a `Problem`, or model, loss and batch for one with the defaults. `optimizer` is "sgd",
-    "momentum", "nesterov", "adam" or "adamw", a torch optimizer, or a function `(parameters)` or
-    `(parameters, lr)` that builds one. A name has torch's default settings but for those in
-    `settings`: momentum, betas, eps, weight_decay. Groups may differ in learning rate and weight
-    decay: the advice is for the one with the largest learning rate (or for `lr`), and the others
-    keep their proportion to it. For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P
+    Takes a `Problem`, or model, loss and batch for one with the defaults. `optimizer` is any: a
+    name of a class in `torch.optim`, a torch optimizer, several, a function that builds them, or a
+    `Training` with settings, clipping and accumulation. Groups may differ: the advice is for the
+    one with the largest learning rate (or for `lr`), and the others keep their proportion to it.
+    For Adam and AdamW the curvature is that of `P^-½ H P^-½` with P
     the root mean square of mini-batch gradients, so the batch should be what one training step
     sees. `curvature` ("gauss-newton" or "hessian"), `tolerance` and `max_iterations` are those of
     `measure`; `distributed` is that of `initialize_`: rank 0 works, and every rank gets its advice.
 
-    The stability limit is exact for a quadratic with the curvature of these weights. The learning
-    rate is found by trials: from the rate of the largest guaranteed decrease on, `trial_steps`
-    steps on halves of the batch at rates a factor 2 apart (`advice.trials`). The advice is a
-    geometric mean of the best of them, counted twice, and of the rate whose first step moves the
-    weights by a fixed part of their length, within 0.25 to 0.6 times the best; nan where nothing
-    learns. Without a curvature, as of a loss that has no second derivative, trials alone decide.
-    The model is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed
-    decrease. Above the advised rate, two longer trials decide whether `lr` is to be warmed up to.
+    The stability limit is exact for a quadratic with the curvature of these weights. That of an
+    optimizer without a closed form follows from its own response to the gradient, or is nan where
+    no rate of a quadratic is one, as of steps of bounded length. The learning rate is found by
+    trials: from the rate of the largest guaranteed decrease on, `trial_steps` steps on halves of
+    the batch at rates a factor 2 apart (`advice.trials`), three times as many without a closed
+    form. The advice is a geometric mean of the best of them and of the rate at which a step moves
+    the weights by a fixed part of their length, within 0.25 to 0.6 (or 1) times the best; beside
+    frozen weights, as with adapters, it is 0.85 times the best. It is nan where nothing learns.
+    Without a curvature, as of a loss that has no second derivative, trials alone decide. The model
+    is put back, bit for bit. With trial_steps=0 it is the rate of the largest guaranteed decrease,
+    or of the first step's. Above the advised rate, two longer trials decide whether `lr` is to be
+    warmed up to.
 
     Costs what `measure` takes for the network alone (for Adam and AdamW about ten products and a
     few gradients), and about four trials of 32 steps on half the batch.
@@ -104,38 +116,33 @@ def advise(
     )
     training = Training.of(optimizer)
     rule = rules.build_optimizer_rule(training, problem.model, lr=lr, layers=problem.layers)
-    measured = functional_form(replace(problem, layers=sorted(rule.rates) or problem.layers))
-    with measured.settings():
-        evaluations, of_all = evaluate_everywhere(measured)
-        limit = _find_limit(rule, evaluations, curvature, search, needed=not trial_steps)
-        facts = _facts_of(measured, evaluations, curvature, of_all)
-        facts["notes"] += (*rule.notes, *note_uncounted(measured, rule.moved), *limit.notes)
-        whole = loss_gradient(evaluations)
-        gradient = whole.seconds
-        length = math.hypot(*(float(part.norm()) for part in whole.by_leaf.values()))
-        length = length_over_ranks(length)
+    held = replace(problem, layers=sorted(rule.rates) or problem.layers)
+    work = partial(_measure, rule=rule, curvature=curvature, settings=search)
+    try:
+        measured = exactly_or_plainly(held, "auto", lockstep_ranks(), work)
+    except DerivativeError as failure:
+        if not trial_steps:
+            raise
+        measured = _measure_without_limit(held, work, failure)
+    facts = measured.facts
+    limit = measured.limit
     rates = None
     warmup = None
     if trial_steps and not rule.tunes_itself:
-        setup = TrainingSetup.of(problem, training)
-        try:
-            with prepare_trials(setup, measured.batches) as setting:
-                rates = search_rate(setting, rule, limit.best, trial_steps)
-                if rule.lr is not None and rule.lr > rates.rate:
-                    warmup = try_warmup(setting, rule.lr)
-        except ProblemError:  # the optimizer
-            raise
-        # What can be measured need not be trainable, as an RNN in eval mode.
-        except Exception as failure:
-            require_alike(failure)
-            facts["notes"] += (
-                f"No trial of the learning rate, as a training step failed: {failure}",
-            )
-    seconds = measured.clock() - started
-    facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient)}
+        rates, warmup, fault = _try_rates(
+            TrainingSetup.of(problem, training),
+            measured.problem.batches,
+            rule,
+            limit.best,
+            trial_steps,
+        )
+        facts["notes"] += fault
+    if rates is not None and rates.trained_before and limit.frozen:
+        facts["notes"] += (say.NO_GRADIENT_YET,)
+    seconds = measured.problem.clock() - started
+    facts |= {"seconds": seconds, "gradients": in_gradients(seconds, measured.gradient.seconds)}
     advice = _advise_by_limit(rule, limit, facts)
-    if training.clip_norm is not None and length > training.clip_norm:
-        clipping = say.explain_clipping(training.clip_norm, length)
+    if clipping := _explain_clipping(training.clip_norm, measured.gradient.by_leaf):
         advice = replace(advice, stable_reason=f"{advice.stable_reason}{clipping}")
     if rates is not None:
         advice = results.with_trials(advice, rates, warmup)
@@ -149,28 +156,85 @@ def advise(
     return advice
 
 
-def _find_limit(
+def _try_rates(
+    setup: TrainingSetup,
+    batches: Sequence[Batch],
     rule: rules.OptimizerRule,
-    evaluations: Sequence[Evaluation],
+    best: float,
+    steps: int,
+) -> tuple[TriedRates | None, WarmupAdvice | None, tuple[str, ...]]:
+    """Return what trials say of rates and of a warmup, or a note why none could be made."""
+    rates = None
+    warmup = None
+    try:
+        with prepare_trials(setup, batches) as setting:
+            rates = search_rate(setting, rule, best, steps)
+            if rule.lr is not None and rule.lr > rates.rate:
+                warmup = try_warmup(setting, rule.lr)
+    except ProblemError:  # the optimizer
+        raise
+    # What can be measured need not be trainable, as an RNN in eval mode.
+    except Exception as failure:
+        require_alike(failure)
+        note = f"No trial of the learning rate, as a training step failed: {failure}"
+        return rates, None, (note,)
+    return rates, warmup, ()
+
+
+def _explain_clipping(clip_norm: float | None, gradients: Mapping[str, Tensor]) -> str:
+    """Say how much clipping shortens a step at these weights; nothing where it does not."""
+    length = math.hypot(*(float(gradient.norm()) for gradient in gradients.values()))
+    length = length_over_ranks(length)
+    if clip_norm is None or length <= clip_norm:
+        return ""
+    return say.explain_clipping(clip_norm, length)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A problem, the limit of an optimizer on it, and the facts of the advice."""
+
+    problem: FunctionalProblem
+    limit: rules.StabilityLimit
+    facts: dict[str, Any]
+    gradient: LossGradient
+
+
+def _measure(
+    problem: FunctionalProblem,
+    rule: rules.OptimizerRule,
     curvature: str,
     settings: LanczosSettings,
-    *,
-    needed: bool,
-) -> rules.StabilityLimit:
-    """Return the stability limit; an unknown one without a curvature, unless it is `needed`."""
+    unknown: str = "",
+) -> _Measured:
+    """Measure the stability limit, unless it is said why it stays unknown."""
+    with problem.settings():
+        evaluations, of_all = evaluate_everywhere(problem)
+        if unknown:
+            norm = Estimate(math.nan, 0.0, True, unknown)
+            limit = rules.StabilityLimit(math.nan, math.nan, norm, rule.rule)
+        else:
+            limit = rules.find_stability_limit(
+                rule,
+                build_engine(evaluations, curvature, settings),
+                evaluations,
+                settings,
+                semidefinite=curvature == "gauss-newton",
+            )
+        facts = _facts_of(problem, evaluations, curvature, of_all)
+        facts["notes"] += (*rule.notes, *note_uncounted(problem, rule.moved), *limit.notes)
+        return _Measured(problem, limit, facts, loss_gradient(evaluations))
+
+
+def _measure_without_limit(
+    problem: Problem, measure: Callable[..., _Measured], failure: DerivativeError
+) -> _Measured:
+    """The facts alone, of what has no curvature: trials alone tell the rate."""
+    unknown = str(failure)
     try:
-        return rules.find_stability_limit(
-            rule,
-            build_engine(evaluations, curvature, settings),
-            evaluations,
-            settings,
-            semidefinite=curvature == "gauss-newton",
-        )
-    except DerivativeError as failure:
-        if needed:
-            raise
-        norm = Estimate(math.nan, 0.0, True, str(failure))  # trials alone tell the rate
-        return rules.StabilityLimit(math.nan, math.nan, norm, rule.rule)
+        return measure(functional_form(problem), unknown=unknown)
+    except DerivativeError:
+        return measure(InPlaceProblem(problem, unknown), unknown=unknown)
 
 
 def _facts_of(
@@ -280,6 +344,9 @@ class SearchRules:
     # A loss that changes by less than this part of what could be gained stands still, and at lower
     # rates, too.
     still: float = 1e-3
+    # Beside frozen weights, or with adapters, the length of what is trained says nothing, as B of
+    # LoRA starts at 0; chosen on the development half of `benchmarks/finetuning.py`.
+    adapter_times: float = 0.85
     # Warmup is tried over a third of a training of this length.
     warmup_trial: int = 96
     # Where the curvature sets no rate and no step moves the weights.
@@ -295,8 +362,8 @@ def search_rate(
     """Search the rate by trials, from that of the largest guaranteed decrease, `best`, on.
 
     The rate is a geometric mean of the one that the trials favour and of the one at which a step
-    moves the weights by a fixed part of their length; it is one that was tried, or lies between
-    two.
+    moves the weights by a fixed part of their length; beside frozen weights, which were trained, it
+    is a fixed part of the former. It is one that was tried, or lies between two.
     """
     # A step that is lost in the rounding of the weights has no length.
     moved = setting.first_move(best if 0 < best < math.inf else 1.0)
@@ -316,14 +383,23 @@ def search_rate(
     trials = tuple(search.trials[exponent] for exponent in sorted(search.trials))
     if search.longer is not None:
         trials = (*trials, search.longer)
+    trained_before = bool(reason_to_keep(setting.setup.model))
     if not search.learned:
-        return TriedRates(trials=trials)
+        return TriedRates(trials=trials, trained_before=trained_before)
     favoured = search.interpolated(chosen)
     times = min(max((reach / favoured) ** power, SEARCH.least_times), most_times)
+    if trained_before:
+        times = SEARCH.adapter_times
     survivors = [trial.lr for trial in trials if trial.survived]
     rate = min(max(times * favoured, min(survivors)), max(survivors))
     stopped = chosen in (min(search.trials), max(search.trials))
-    return TriedRates(trials=trials, rate=rate, favoured=favoured, stopped_at_end=stopped)
+    return TriedRates(
+        trials=trials,
+        rate=rate,
+        favoured=favoured,
+        stopped_at_end=stopped,
+        trained_before=trained_before,
+    )
 
 
 def try_warmup(setting: TrialSetting, lr: float) -> WarmupAdvice:

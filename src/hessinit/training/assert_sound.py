@@ -86,11 +86,12 @@ def assert_sound(
     depth, a loss far above that of a constant output, and numbers that are not finite. With a
     learning rate, by `lr` or the optimizer's own, also one at which the loss rises in a trial, or
     that is above `times_stable` times the stability limit of the optimizer, and a gradient that is
-    too small for it. `optimizer` is a name, a torch optimizer or a function that builds one,
-    parameter groups included. The norms must converge: to `tolerance`, by default 0.001, and 0.01
-    for the optimizer's limit. `estimator`, `max_iterations`, `details` and `network` are those of
-    `measure`. The model is not changed; for a sound one the report is returned. `distributed` is
-    that of `initialize_`: rank 0 judges, and a `RankError` tells the others of a failure.
+    too small for it. `optimizer` is any as in `advise`, parameter groups included; without a
+    stability limit trials judge alone. The norms must converge: to `tolerance`, by default 0.001,
+    and 0.01 for the optimizer's limit. `estimator`, `max_iterations`, `details` and `network` are
+    those of `measure`. The model is not changed; for a sound one the report is returned.
+    `distributed` is that of `initialize_`: rank 0 judges, and a `RankError` tells the others of a
+    failure.
 
     How often it is right was measured: benchmarks/results/soundness.txt. Costs what `measure` does;
     with a learning rate 32 steps on halves of the batch more, and for Adam and AdamW about ten

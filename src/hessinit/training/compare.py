@@ -175,9 +175,8 @@ def compare(
     A scheme is one of `apply_scheme_`, "default" (the weights that build() gives), "hessinit"
     (`initialize_` for that learning rate), or one of them with "+warmup": the rate rises linearly
     over a fifth of the steps. A mapping names functions of your own, `scheme(model, loss, batch,
-    lr, seed)`, which write the weights in place. `optimizer` is "sgd", "momentum" or "nesterov"
-    (0.9), "adam", "adamw" or a function `(parameters, lr)`. A scheme that fails on this model stops
-    nothing: its runs say why.
+    lr, seed)`, which write the weights in place. `optimizer` is any as in `advise`, but not one
+    that was built. A scheme that fails on this model stops nothing: its runs say why.
 
     With `folder`, every finished run is kept there, and the same call continues an interrupted
     experiment, also with more schemes, rates and seeds. Your functions are recorded by name: after

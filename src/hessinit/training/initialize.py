@@ -120,8 +120,10 @@ def initialize_(
     output where the network is homogeneous, as with ReLU, else by the last weight. `target` gives
     the norm itself; neither means 1. `fit` holds rarer options: `Fit(scheme="he")`.
 
-    `optimizer` is that of the training: a name, or a function `(parameters, lr)` that builds one.
-    "momentum" and "nesterov" make steps 1/(1 − momentum) times as long. The weights are tried by 24
+    `optimizer` is that of the training, any as in `advise`. "momentum" and "nesterov" make steps
+    1/(1 − momentum) times as long. Those that divide by the size of recent gradients, such as NAdam
+    and RMSprop, count as Adam; for others, such as Lion and Muon, nothing is fitted, and
+    `result.reason` says so. The weights are tried by 24
     steps on the batch at 1.25 times the rate; where the loss blows up, κ is lowered;
     `result.survival` tells.
 
@@ -168,6 +170,7 @@ def initialize_(
             "lr='auto'."
         )
     checks.check_kind("fit", fit, Fit, "scheme='he'")
+    targets = _find_writable(model, problem.layers, overwrite)
     training = _read_training(optimizer, fit)
     request = _read_request(lr, target, training, fit, model)
     checks.check_dropout(model, problem.dropout)
@@ -178,7 +181,6 @@ def initialize_(
         raced = read_race_data(
             data, factory.problem.batch, steps * training.accumulate, problem.seed
         )
-    targets = _find_writable(model, problem.layers, overwrite)
     biases: list[nn.Parameter] = []
     if problem.layers is None:
         biases = [

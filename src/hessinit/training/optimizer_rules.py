@@ -19,6 +19,7 @@ from hessinit.curvature.optimizer_response import (
     RESPONSE,
     OptimizerCopy,
     disagreement,
+    is_descent,
     measure_response,
     warm_up,
 )
@@ -257,19 +258,22 @@ def _limit_of_response(
     slope = -float(gradient_moments(evaluations).gradient @ step)
     bend = float(step @ (operator @ step))
     first_step = slope / bend if bend > 0 < slope else math.inf
+    if not is_descent(response):
+        bounded = replace(norm, reason="its steps do not follow a change of the gradient")
+        return StabilityLimit(math.nan, first_step, bounded, None, first_step=first_step)
     scale = torch.where(response > 0, 1 / response, math.inf).to(gradients[0])
     scaled = ScaledCurvature(operator, scale)
-    found = _norm_of(scaled, settings, semidefinite=semidefinite, top_only=top_only)
-    stable = 2 / found.value if found.value > 0 else math.inf
+    scaled_norm = _norm_of(scaled, settings, semidefinite=semidefinite, top_only=top_only)
+    stable = 2 / scaled_norm.value if scaled_norm.value > 0 else math.inf
     if math.isfinite(stable):
         stepping.scale_rates(stable / largest)
         size = RESPONSE.times_larger * RESPONSE.size
         again = measure_response(stepping, gradients, settings.seed + 1, size) / stable
         if reason := disagreement(response, again):
-            found = replace(norm, reason=reason)
+            scaled_norm = replace(norm, reason=reason, products=scaled_norm.products)
             stable = math.nan
     return StabilityLimit(
-        stable, first_step, found, None, first_step=first_step, products=found.products
+        stable, first_step, scaled_norm, None, first_step=first_step, products=scaled_norm.products
     )
 
 
@@ -410,17 +414,7 @@ def read_optimizer(
     state. Otherwise rates are those that a warmup leads to, before the first step.
     """
     optimizers = [unwrap_optimizer(part) for part in as_tuple(optimizer)]
-    holders = {
-        id(parameter): (part, group)
-        for part in optimizers
-        for group in part.param_groups
-        for parameter in group["params"]
-    }
-    held_by = {
-        name: holders[id(parameter)]
-        for name, parameter in model.named_parameters()
-        if id(parameter) in holders
-    }
+    held_by = _find_holders(optimizers, model)
     measured = sorted(layer.parameter for layer in layers)
     held = {name: held_by[name] for name in measured if name in held_by}
     if not held:
@@ -438,17 +432,13 @@ def read_optimizer(
     rates = {name: float(group.get(key, group["lr"])) for name, (_, group) in held.items()}
     decays = {name: float(group.get("weight_decay", 0.0)) for name, (_, group) in held.items()}
     rule = _common_rule(list(held.values()), max(decays.values()))
-    left_out = len(measured) - len(held)
-    notes = _note_left_out(left_out, len(measured))
-    state = {}
-    if in_training:
-        state = {
-            name: part.state.get(model.get_parameter(name)) or {}
-            for name, (part, _) in held.items()
-        }
+    notes = _note_left_out(len(measured) - len(held), len(measured))
+    state = {
+        name: part.state.get(model.get_parameter(name)) or {} for name, (part, _) in held.items()
+    }
     read = OptimizerRule(
         rule,
-        max(rates.values()) if lr is None else lr,
+        lr or max(rates.values()),
         name_kinds(optimizers) if rule is None else str(rule),
         rates,
         decays,
@@ -464,6 +454,23 @@ def read_optimizer(
         "with the largest learning rate, and the others keep their proportion to it."
     )
     return replace(read, notes=(*notes, differ))
+
+
+def _find_holders(
+    optimizers: Sequence[Optimizer], model: nn.Module
+) -> dict[str, tuple[Optimizer, dict[str, Any]]]:
+    """Return the optimizer, and its group, of each of the model's parameters that one holds."""
+    holders = {
+        id(parameter): (part, group)
+        for part in optimizers
+        for group in part.param_groups
+        for parameter in group["params"]
+    }
+    return {
+        name: holders[id(parameter)]
+        for name, parameter in model.named_parameters()
+        if id(parameter) in holders
+    }
 
 
 def _note_left_out(left_out: int, measured: int) -> list[str]:

@@ -177,16 +177,11 @@ class Stepper:
     ) -> None:
         self.optimizers = tuple(optimizers)
         self.accumulate = training.accumulate
-        self.steps = 0
-        self.clipped = 0  # of the steps
         self._clip_norm = training.clip_norm
         self._parameters = parameters
         # Schedule-Free trains at other weights than those that count.
         self._averaging = [
-            optimizer
-            for optimizer in map(_as_any, optimizers)
-            if callable(getattr(optimizer, "train", None))
-            and callable(getattr(optimizer, "eval", None))
+            optimizer for optimizer in optimizers if {"train", "eval"} <= set(dir(optimizer))
         ]
         self._set_mode("train")
 
@@ -207,10 +202,8 @@ class Stepper:
 
     def step(self) -> None:
         """Clip the gradients and step."""
-        self.steps += 1
         if self._clip_norm is not None:
-            norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-            self.clipped += bool(norm > self._clip_norm)
+            nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         for optimizer in self.optimizers:
             try:
                 optimizer.step()
@@ -288,15 +281,15 @@ def _check_optimizer(optimizer: Any) -> None:
             synonyms = {"gd": "sgd", "heavy ball": "momentum"}
             choose("optimizer", optimizer, sorted(NAMES), synonyms)
         return
-    if isinstance(optimizer, list | tuple):
-        is_built = bool(optimizer) and all(isinstance(part, Optimizer) for part in optimizer)
+    parts = as_tuple(optimizer)
+    if isinstance(optimizer, type):
+        is_known = issubclass(optimizer, Optimizer)
+    elif callable(optimizer) and not isinstance(optimizer, nn.Module):
+        calls: list[list[Any]] = [[[]], [[], 0.1]]
+        is_known = any(accepts(optimizer, *call, wrapped=False) for call in calls)
     else:
-        is_class = isinstance(optimizer, type) and issubclass(optimizer, Optimizer)
-        is_built = isinstance(optimizer, Optimizer) or is_class
-    takes_parameters = not isinstance(optimizer, nn.Module | type) and (
-        accepts(optimizer, [], wrapped=False) or accepts(optimizer, [], 0.1, wrapped=False)
-    )
-    if not is_built and not takes_parameters:
+        is_known = bool(parts) and all(isinstance(part, Optimizer) for part in parts)
+    if not is_known:
         raise ProblemError(
             f"optimizer is a {type(optimizer).__name__}; it must be a name, such as 'adam', a "
             f"torch.optim.Optimizer, a list of them, or a function that builds one, such as "
@@ -374,10 +367,6 @@ def _explain_build(fault: str) -> str:
 
 def as_tuple(built: Any) -> tuple[Any, ...]:
     return tuple(built) if isinstance(built, list | tuple) else (built,)
-
-
-def _as_any(value: Any) -> Any:
-    return value
 
 
 def name_kinds(optimizers: Sequence[Any]) -> str:

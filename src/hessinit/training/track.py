@@ -230,6 +230,7 @@ class Tracker:
         last = self._points[-1].measuring_seconds if self._points else 0.0
         self._budget = Budget(record.max_overhead, record.seconds, record.measuring_seconds, last)
         self._was_beyond_at_first = False
+        self._fault = ""  # why the last point has no limit
         self.name = record.name
         self._closed: Tracking | None = None
         self._notes: list[str] = []
@@ -357,8 +358,8 @@ class Tracker:
         try:
             rule = self._subject.read_optimizer(self._rate)
             lr = rule.lr
-            fields, weights = self._subject.measure(rule)
-            note = self._note_changes(rule, weights)
+            fields, weights, fault = self._subject.measure(rule)
+            note = self._note_changes(fault, weights)
         except Exception as failure:  # whatever it is, training goes on
             if must_succeed:
                 raise
@@ -381,11 +382,12 @@ class Tracker:
             lr_over_limit=_over_limit(lr, fields["stable_learning_rate"]),
         )
 
-    def _note_changes(self, rule: rules.OptimizerRule, weights: list[str]) -> str:
-        """Say what is new about the optimizer, the weights and the modes since the last point."""
+    def _note_changes(self, fault: str, weights: list[str]) -> str:
+        """Say what is new about the limit, the weights and the modes since the last point."""
         notes = []
-        if rule.rule is None:
-            notes += [note for note in rule.notes if note not in self._record.notes]
+        if fault != self._fault:
+            notes.append(fault or "There is a stability limit again.")
+        self._fault = fault
         model = unwrap(self._subject.problem.model)
         measured_in = weights, [module.training for module in model.modules()]
         if self._measured_in not in (None, measured_in):
@@ -512,8 +514,8 @@ class _Subject:
             }
             return loss_gradient(evaluations).seconds, facts
 
-    def measure(self, rule: rules.OptimizerRule) -> tuple[dict[str, Any], list[str]]:
-        """Return the measured fields of a point, and the names of the measured weights."""
+    def measure(self, rule: rules.OptimizerRule) -> tuple[dict[str, Any], list[str], str]:
+        """Return the measured fields of a point, its weights, and why there is no limit."""
         problem = self._functional(rule, check=False)
         curvature = self.settings.curvature
         with problem.settings():
@@ -527,30 +529,30 @@ class _Subject:
                     layers[layer.name] = extremes_of[layer.parameter].norm.value
             extremes = engine.extremes(names)
             products = extremes.top.products + extremes.bottom.products
-            stable = math.nan
-            if rule.rule is not None:
-                limit = rules.find_stability_limit(
-                    rule,
-                    engine,
-                    evaluations,
-                    self.lanczos,
-                    semidefinite=curvature == "gauss-newton",
-                    extremes=extremes,
-                    top_only=True,
-                )
-                stable = limit.stable
-                products += limit.products
+            limit = rules.find_stability_limit(
+                rule,
+                engine,
+                evaluations,
+                self.lanczos,
+                semidefinite=curvature == "gauss-newton",
+                extremes=extremes,
+                top_only=True,
+            )
+            products += limit.products
+            fault = ""
+            if math.isnan(limit.norm.value):
+                fault = f"No stability limit of {rule.name}: {limit.norm.reason}."
             loss = sum(evaluation.loss_value * evaluation.weight for evaluation in evaluations)
             fields = {
                 "loss": of_all.get("loss", loss),
                 "norm": extremes.norm.value,
                 "error": extremes.norm.error,
                 "converged": extremes.norm.converged,
-                "stable_learning_rate": stable,
+                "stable_learning_rate": limit.stable,
                 "layers": layers,
                 "products": products,
             }
-            return fields, names
+            return fields, names, fault
 
 
 def _over_limit(lr: float | None, stable: float) -> float | None:
