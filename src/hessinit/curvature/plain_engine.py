@@ -109,7 +109,7 @@ class PlainEvaluation(Evaluation):
         super(Evaluation, self).__init__(problem, batch)
         self._checks_made = set()
         call = problem.output_and_loss(batch, _check_finite)
-        output = call.output.detach()
+        output = call.output.detach().clone()  # CUDA graphs write every output to the same place
         self._output = output
         self.output_shape = output.shape
         self.drew = call.drew
