@@ -299,7 +299,8 @@ def _refuse_flat_loss(graph: BatchGraph, curvature: float) -> None:
         (gradient,) = torch.autograd.grad(loss, point, create_graph=True)
         if not gradient.requires_grad:
             break
-        (bend,) = torch.autograd.grad(gradient, point, probe, materialize_grads=True)
+        with explained_derivatives(of_loss=True):
+            (bend,) = torch.autograd.grad(gradient, point, probe, materialize_grads=True)
         if bool((bend.isfinite() & (bend.abs() > LIMITS.times_flatter * curvature)).any()):
             if point is beyond:
                 raise WeightsError(FLAT_LOSS)

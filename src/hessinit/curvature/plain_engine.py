@@ -109,7 +109,7 @@ class PlainEvaluation(Evaluation):
         super(Evaluation, self).__init__(problem, batch)
         self._checks_made = set()
         call = problem.output_and_loss(batch, _check_finite)
-        output = call.output.detach()
+        output = call.output.detach().clone()  # CUDA graphs write every output to the same place
         self._output = output
         self.output_shape = output.shape
         self.drew = call.drew
@@ -276,14 +276,19 @@ class PlainEvaluation(Evaluation):
             gradients = dict(zip(self.leaves, self.loss_gradients(), strict=True))
         return {name: gradients[name] for name in changes}
 
+    @property
+    def is_coarse(self) -> bool:
+        """Whether the forward works in 16 bits, so that only longer steps show through."""
+        steps = RULES.steps_in_float64 if self.problem.dtype == torch.float64 else RULES.steps
+        return self.relative_step != steps[0]
+
     @cached_property
     def output_noise(self) -> Tensor:
         """How rounding changes the output: as weights do that move in their last digit.
 
         A forward in 16 bits hardly sees that digit; there it is the bend over the long step.
         """
-        steps = RULES.steps_in_float64 if self.problem.dtype == torch.float64 else RULES.steps
-        if self.relative_step == steps[0]:
+        if not self.is_coarse:
             with self.problem.moved(*self._last_digits):
                 return self.problem.output_without_graph(self.batch) - self._output
         changes = self.random_changes()
@@ -528,7 +533,11 @@ class PlainEngine(LanczosEngine):
             first = abs(operator.along(vector))
             if abs(abs(first - norm) - off) < RULES.second * off:
                 self._refuse_wrong(names, norm, first)
-        return self._widened(extremes, RULES.caution * off + rounding), rounding
+        difference = RULES.caution * off + rounding
+        if any(evaluation.is_coarse for evaluation in self._plain):
+            # The weights are rounded before they are used, in the same way at both steps.
+            difference += RULES.caution * norm * torch.finfo(torch.bfloat16).eps
+        return self._widened(extremes, difference), rounding
 
     def _total(self, number: Tensor) -> float:
         return sum(self._plain[0].problem.totals(number.reshape(1)))

@@ -297,10 +297,10 @@ class InPlaceProblem(FunctionalProblem):
             with tolerating(RuntimeError, ProblemError), warnings.catch_warnings(), torch.no_grad():
                 # Reentrant checkpoints warn that nothing is differentiated.
                 warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
-                outputs.append(self.output(batch).detach())
+                outputs.append(self.output(batch).detach().clone())
         if not outputs:
             self._needs_graph = True
-            outputs.append(self.output(batch).detach())
+            outputs.append(self.output(batch).detach().clone())
         return outputs[0]
 
     @contextlib.contextmanager

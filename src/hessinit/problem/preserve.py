@@ -211,7 +211,7 @@ class UserState:
     def __init__(self, *roots: Any, beside: UserState | None = None) -> None:
         """What `beside` has found is excluded; `meets_it` says whether `roots` reach any of it."""
         excluded: dict[int, Any] = {} if beside is None else beside._known
-        self._sharded = [root for root in roots if isinstance(root, nn.Module) and is_sharded(root)]
+        self._sharded = list(filter(is_sharded, roots))
         self._reshard()
         reached, self.meets_it = _reachable(roots, _belongs_to_the_function, excluded)
         self._known: dict[int, Any] = {**excluded, **reached}

@@ -479,25 +479,34 @@ def on_all_ranks(
                 _refuse_one_rank_alone(verb.__name__, split, model, _TOGETHER)
                 with _made_by(None):
                     return verb(*args, **kwargs)
-            sharded = isinstance(model, nn.Module) and split == "batch" and is_sharded(model)
-            ranks = Ranks(verb.__name__, str(split), sharded)
-            with ranks.together():
-                options = _options_of(bound.arguments)
-                batches = ranks.agree(options, same_weights=not verb.__name__.endswith("_"))
-                if run is not None:
-                    batches = ranks.join(batches)
-                    bound.arguments["distributed"] = None
-                pairs = [(batch.inputs, batch.targets) for batch in batches]
-                problem = replace(bound.arguments["problem"], batch=pairs)
-                bound.arguments["problem"] = problem
-                work = functools.partial(verb, *bound.args, **bound.kwargs)
-                caller = None if run and not sharded else ranks
-                with ranks.in_lockstep(), _made_by(caller):
-                    return work() if run is None else run(ranks, problem.model, work)
+            sharded = split == "batch" and is_sharded(model)
+            return _call_on_all(Ranks(verb.__name__, str(split), sharded), verb, bound, run)
 
         return called
 
     return decorate
+
+
+def _call_on_all(
+    ranks: Ranks,
+    verb: Callable[..., T],
+    bound: inspect.BoundArguments,
+    run: Callable[[Ranks, Any, Callable[[], Any]], Any] | None,
+) -> T:
+    """Call the verb on what all ranks pass, as `on_all_ranks` says."""
+    with ranks.together():
+        options = _options_of(bound.arguments)
+        batches = ranks.agree(options, same_weights=not ranks.call.endswith("_"))
+        if run is not None:
+            batches = ranks.join(batches)
+            bound.arguments["distributed"] = None
+        pairs = [(batch.inputs, batch.targets) for batch in batches]
+        problem = replace(bound.arguments["problem"], batch=pairs)
+        bound.arguments["problem"] = problem
+        work = functools.partial(verb, *bound.args, **bound.kwargs)
+        caller = None if run and not ranks.sharded else ranks
+        with ranks.in_lockstep(), _made_by(caller):
+            return work() if run is None else run(ranks, problem.model, work)
 
 
 def _options_of(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,10 @@ _PLAIN_MODEL = (
 )
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether the model holds DTensors, or is FSDP2's, whose weights may be gathered just now."""
+def is_sharded(model: Any) -> bool:
+    """Whether a model holds DTensors, or is FSDP2's, whose weights may be gathered just now."""
+    if not isinstance(model, nn.Module):
+        return False
     return any(map(_is_fsdp2, model.modules())) or any(map(is_dtensor, model.parameters()))
 
 

@@ -144,7 +144,8 @@ def initialize_(
 
     In a job of several processes, each makes the call: rank 0 works on the examples of all ranks
     (distributed="batch"), or on the batch that all pass ("layers"), and on its `data`; all get its
-    weights. distributed="each" says that this process works for itself. One of several that says
+    weights. A model that FSDP2 has sharded stays so: with "batch", every rank draws and scales its
+    shards. distributed="each" says that this process works for itself. One of several that says
     nothing is refused, and so is "each" for a model in DistributedDataParallel, whose replicas
     would get different weights.
 
@@ -162,8 +163,7 @@ def initialize_(
     checks.check_switches(dry_run=dry_run, overwrite=overwrite)
     model = checks.unwrap(problem.model)
     checks.check_present(model, sharded=lockstep_ranks() is not None)
-    if lockstep_ranks() is not None:
-        _refuse_sharded(model, data)
+    _check_in_lockstep(model, data)
     if data is not None and lr is None:
         raise ProblemError(
             "data= asks for a race, which trains at a learning rate; pass lr=, such as 0.1, or "
@@ -207,8 +207,10 @@ def initialize_(
     return replace(result, _go_back=restore, _save_weights=partial(_save_weights, model))
 
 
-def _refuse_sharded(model: nn.Module, data: Any) -> None:
+def _check_in_lockstep(model: nn.Module, data: Any) -> None:
     """Refuse what is not done with a sharded model."""
+    if lockstep_ranks() is None:
+        return
     if data is not None:
         raise ProblemError(
             "data= asks for a race, and the weights of a sharded model are not raced; leave it out."
