@@ -193,7 +193,7 @@ def test_the_expected_memory_counts_what_the_graph_saves_once() -> None:
         batch = torch.randn(examples, 4), torch.randn(examples, 2)
         problem = FunctionalProblem(Problem(model, nn.MSELoss(), batch))
         with problem.settings():
-            return costs._saved_bytes(evaluate(problem)[0])
+            return costs._saved_bytes(evaluate(problem)[0].loss, problem)
 
     # For each example: 4 inputs and 5 outputs of tanh, saved twice, in float32; the loss in float64 saves its
     # input and its target.

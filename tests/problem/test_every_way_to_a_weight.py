@@ -116,7 +116,10 @@ def test_a_hidden_way_without_a_gradient_is_refused_too() -> None:
     """A frozen weight leaves no trace in the graph; the finite differences move the user's own parameter."""
     model = Tied("in slots").requires_grad_(False)
     with pytest.raises(hessinit.ProblemError, match="is not that of the function that is trained"):
-        measure(model, LOSS, tied_batch(), layers="embed")
+        measure(model, LOSS, tied_batch(), layers="embed", estimator="lanczos")
+    assert not model.embed.weight.requires_grad
+    assert measure(model, LOSS, tied_batch(), layers="embed").engine == "plain"  # on the parameter itself
+    assert not model.embed.weight.requires_grad
 
 
 @pytest.mark.parametrize("closed", [True, False])

@@ -162,8 +162,12 @@ MODELS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
     (lambda: checkpointed(False), "recomputes activations.*gradient_checkp", {"dtype": torch.float64}),
     (lambda: checkpointed(True), "reentrant checkpoints.*use_reentrant=False", EXACTLY),
     (marked_by_deepspeed, "2.weight is sharded: .*before the model is sharded.*full_state_dict", {}),
-    (lambda: torch.jit.script(network()), "the model is a TorchScript module.*pass the module it was", {}),
-    (lambda: nn.Sequential(torch.jit.script(network())), "0 is a TorchScript module, whose weights", {}),
+    (
+        lambda: torch.jit.script(network()),
+        "the model is a TorchScript module.*pass the module it was",
+        EXACTLY,
+    ),
+    (lambda: nn.Sequential(torch.jit.script(network())), "0 is a TorchScript module, whose weights", EXACTLY),
 ]
 
 

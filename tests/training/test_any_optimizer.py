@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import hessinit
 from dense import dense_curvature
 from hessinit import ProblemError, Training, advise, assert_sound, initialize_, track
+from hessinit.cli.options import OPTIMIZERS, REFUSED
 from hessinit.curvature.optimizer_response import OptimizerCopy, measure_response, warm_up
 from hessinit.training.optimizers import NAMES
 from tiny import LOSS, batch, inputs, labels, network
@@ -97,6 +98,11 @@ def test_where_no_rate_of_a_quadratic_is_the_limit_trials_decide(optimizer: Any,
 
 
 NEED_OTHERS = {"lbfgs", "sparseadam", "muon"}
+
+
+def test_the_command_line_takes_every_name() -> None:
+    assert {*OPTIMIZERS, *REFUSED} <= set(NAMES)
+    assert set(REFUSED) == NEED_OTHERS
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - NEED_OTHERS))

@@ -20,6 +20,7 @@ OPTIMIZERS = (
     *("sgd", "momentum", "nesterov", "adam", "adamw", "nadam", "radam", "rmsprop", "adagrad"),
     *("adadelta", "adamax", "adafactor", "asgd", "rprop"),
 )
+REFUSED = ("lbfgs", "muon", "sparseadam")  # by the library, which says the way out
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def check_rate(lr: float | None) -> float | None:
 
 
 def check_optimizer(text: str | None) -> str | None:
-    if text is None or text.lower() in OPTIMIZERS or ":" in text:
+    if text is None or text.lower() in (*OPTIMIZERS, *REFUSED) or ":" in text:
         return text
     listed = ", ".join(OPTIMIZERS)
     raise typer.BadParameter(

@@ -71,7 +71,7 @@ class LockstepRules:
     """How ranks in lockstep end; ranks that refuse the same do so at nearly the same time."""
 
     # After this the others wait for a rank that has failed: their connections are closed.
-    patience: timedelta = timedelta(seconds=5)
+    patience: timedelta = timedelta(seconds=10)
     # Rank 0 holds the store of most jobs: it waits so long for the others to read there.
     farewell: timedelta = timedelta(seconds=20)
     tag: int = 20_230  # of messages that nobody sends

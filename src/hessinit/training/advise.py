@@ -142,7 +142,8 @@ def advise(
     seconds = measured.problem.clock() - started
     facts |= {"seconds": seconds, "gradients": in_gradients(seconds, measured.gradient.seconds)}
     advice = _advise_by_limit(rule, limit, facts)
-    if clipping := _explain_clipping(training.clip_norm, measured.gradient.by_leaf):
+    clipping = _explain_clipping(training.clip_norm, measured.gradient.by_leaf)
+    if math.isfinite(advice.stable_learning_rate):
         advice = replace(advice, stable_reason=f"{advice.stable_reason}{clipping}")
     if rates is not None:
         advice = results.with_trials(advice, rates, warmup)
