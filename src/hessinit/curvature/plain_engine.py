@@ -216,16 +216,11 @@ class PlainEvaluation(Evaluation):
             lengths[name] = length or RULES.zero_weight * math.sqrt(rows)
         return lengths
 
-    def lengthen(self, name: str) -> None:
-        """Let this weight move farther."""
-        self.sizes[name] *= RULES.longer
-
-    def may_move(self, name: str) -> bool:
-        """Whether the weight may move as far as it would."""
-        rows = self.problem.shape_of(name)[0]
-        usual = RULES.zero_weight * math.sqrt(rows)
-        longest = max(RULES.longest * self.lengths({name: self.leaves[name]})[name], usual)
-        return self.relative_step * self.sizes[name] <= longest
+    def may_stretch(self, name: str) -> bool:
+        """Whether the weight may move so much farther, relative to what it is, or usually is."""
+        usual = math.sqrt(self.problem.shape_of(name)[0])
+        length = max(self.lengths({name: self.leaves[name]})[name], usual)
+        return RULES.longer * self.relative_step * self.sizes[name] <= RULES.longest * length
 
     def lengths(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
         squares = [
@@ -497,17 +492,24 @@ class PlainEngine(LanczosEngine):
             self._check_layers(names)
             return self.unused()
         extremes, rounding = self._attempt(names)
-        while len(names) == 1 and rounding > self.settings.tolerance * extremes.norm.value:
-            for evaluation in self._plain:
-                evaluation.lengthen(names[0])
-            if not all(evaluation.may_move(names[0]) for evaluation in self._plain):
-                break
+        while (
+            len(names) == 1
+            and rounding > self.settings.tolerance * extremes.norm.value
+            and all(evaluation.may_stretch(names[0]) for evaluation in self._plain)
+        ):
+            self._stretch(names[0], RULES.longer)
             longer, rounding = self._attempt(names)
-            if longer.norm.error < extremes.norm.error:
-                extremes = longer
+            if longer.norm.error >= extremes.norm.error:
+                self._stretch(names[0], 1 / RULES.longer)  # the network moves it, too
+                break
+            extremes = longer
         if not extremes.norm.value:
             self._check_layers(names)
         return extremes
+
+    def _stretch(self, name: str, factor: float) -> None:
+        for evaluation in self._plain:
+            evaluation.sizes[name] *= factor
 
     def _check_layers(self, names: Sequence[str]) -> None:
         for evaluation in self._plain:
@@ -526,12 +528,14 @@ class PlainEngine(LanczosEngine):
         operator = self.operator(names)
         rounding = RULES.caution * operator.rounding_along(vector, norm)
         second = PlainCurvature(self._plain, names, self._curvature, RULES.second)
-        off = abs(abs(second.along(vector)) - norm) if norm else 0.0
+        change = abs(second.along(vector)) - norm if norm else 0.0
+        off = abs(change)
         if off > RULES.wrong * norm + rounding and self._curvature == "hessian":
             raise DerivativeError(*_KINKS)
         if off > 3 * RULES.wrong_layer * norm + rounding and self._curvature != "hessian":
             first = abs(operator.along(vector))
-            if abs(abs(first - norm) - off) < RULES.second * off:
+            # What bends changes the other way, or with the step.
+            if abs(first - norm - change) < RULES.second * off:
                 self._refuse_wrong(names, norm, first)
         difference = RULES.caution * off + rounding
         if any(evaluation.is_coarse for evaluation in self._plain):
