@@ -52,7 +52,7 @@ class DifferenceRules:
     # The second step that every answer is taken with, over the first.
     second: float = 1 / 3
     # Times the difference between the two, and times the rounding error: the stated error.
-    caution: float = 2.0
+    caution: float = 3.0
     # The rounding errors of more numbers than the square of this cancel.
     root_of_few: float = 10.0
     # From this tolerance on the differences of products are one-sided.
@@ -530,13 +530,17 @@ class PlainEngine(LanczosEngine):
         second = PlainCurvature(self._plain, names, self._curvature, RULES.second)
         change = abs(second.along(vector)) - norm if norm else 0.0
         off = abs(change)
-        if off > RULES.wrong * norm + rounding and self._curvature == "hessian":
-            raise DerivativeError(*_KINKS)
-        if off > 3 * RULES.wrong_layer * norm + rounding and self._curvature != "hessian":
+        if self._curvature == "hessian":
+            if off > RULES.wrong * norm + rounding:
+                raise DerivativeError(*_KINKS)
+        elif norm:
             first = abs(operator.along(vector))
             # What bends changes the other way, or with the step.
-            if abs(first - norm - change) < RULES.second * off:
+            is_wrong = abs(first - norm - change) < RULES.second * off
+            if is_wrong and off > 3 * RULES.wrong_layer * norm + rounding:
                 self._refuse_wrong(names, norm, first)
+            # The norm takes its differences once, and the curvature by forwards twice.
+            off = max(off, abs(first - norm))
         difference = RULES.caution * off + rounding
         if any(evaluation.is_coarse for evaluation in self._plain):
             # The weights are rounded before they are used, in the same way at both steps.
@@ -557,7 +561,8 @@ class PlainEngine(LanczosEngine):
 
     def _widened(self, extremes: Extremes, difference: float) -> Extremes:
         norm = extremes.norm.value
-        if difference >= norm:
+        is_coarse = any(evaluation.is_coarse for evaluation in self._plain)
+        if difference >= norm and not is_coarse:
             reason = "zero, up to the rounding of the forward"
             zero = Estimate(0.0, norm + difference, True, reason, extremes.top.products)
             return replace(extremes, top=zero, bottom=replace(zero, products=0))
