@@ -49,6 +49,8 @@ class DifferenceRules:
     # must be seen through the rounding of 16 bits, and of one layer.
     wrong: float = 0.05
     wrong_layer: float = 0.01
+    # Deviations at all steps that differ by less than this factor are the same.
+    same: float = 1.1
     # The second step that every answer is taken with, over the first.
     second: float = 1 / 3
     # Times the difference between the two, and times the rounding error: the stated error.
@@ -358,7 +360,9 @@ class PlainEvaluation(Evaluation):
                 break
         least = min(deviations.values())
         # Rounding and kinks differ from step to step, another derivative does not.
-        is_constant = RULES.wrong_layer < least and max(deviations.values()) < 2 * least
+        spread = max(deviations.values()) / (least or 1.0)
+        least_wrong = RULES.agreement if spread < RULES.same else RULES.wrong_layer
+        is_constant = spread < 2 and least > least_wrong
         best = min(step for step, deviation in deviations.items() if deviation <= 2 * least)
         if is_constant or not least <= RULES.wrong:
             raise DerivativeError(
