@@ -41,8 +41,7 @@ class DifferenceRules:
     A step is relative: so many times the length of each weight, at most.
     """
 
-    # The longer ones for forwards in 16 bits.
-    steps: tuple[float, ...] = (1e-3, 1e-2, 3e-2, 0.1)
+    steps: tuple[float, ...] = (1e-3, 1e-2, 3e-2)  # the longer ones for forwards in 16 bits
     steps_in_float64: tuple[float, ...] = (1e-5, 1e-4)
     # The first step is taken whose differences and backward agree to this, else the best one.
     agreement: float = 2e-3
