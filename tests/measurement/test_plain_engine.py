@@ -396,7 +396,7 @@ def test_stated_errors_hold_where_gradients_jump() -> None:
         report = measure(model, LOSS, data, estimator="plain", network=False)
         exact = measure(model, LOSS, data, network=False, tolerance=1e-5)
         held += [abs(row.norm - true.norm) <= row.error for row, true in zip(report, exact, strict=True)]
-    assert held.count(False) <= 2  # 6 where two step sizes alone said how far differences are off
+    assert held.count(False) <= 1  # 6 where two step sizes alone said how far differences are off
 
 
 @pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
