@@ -165,15 +165,17 @@ def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[T
         aliases = tuple(
             layer_name(parametrized_name(alias)) for alias in names[id(parameter)] if alias != name
         )
-        protected = "quantized" if is_stored_otherwise(parameter) else ""
-        if (
-            not protected
-            and keeps_zeros
-            and not on_any_rank(any(bool(local_part(part).any()) for part in stored))
-        ):
-            protected = "zero beside trained weights"
+        protected = _reason_protected(stored, keeps_zeros)
         targets.setdefault(key, Target(key, aliases, owner, tuple(stored), protected))
     return list(targets.values())
+
+
+def _reason_protected(stored: Sequence[nn.Parameter], keeps_zeros: bool) -> str:
+    if any(map(is_stored_otherwise, stored)):
+        return "quantized"
+    if keeps_zeros and not on_any_rank(any(bool(local_part(part).any()) for part in stored)):
+        return "zero beside trained weights"
+    return ""
 
 
 def reason_to_keep(model: nn.Module) -> str:
