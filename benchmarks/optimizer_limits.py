@@ -116,7 +116,7 @@ class Quadratic:
         stepper = hessinit.Training(lambda parameters: make(parameters, lr)).build(self.model)
         first = OptimizerCopy(stepper.optimizers, self.parameters)
         warm_up(first, self.gradients, WARM)
-        second = first.twin()
+        second = OptimizerCopy(first.optimizers, first.parameters)
         generator = torch.Generator().manual_seed(self.seed)
         distance = torch.randn(len(self.matrix), generator=generator, dtype=torch.float64)
         distance *= 1e-6 / distance.norm()

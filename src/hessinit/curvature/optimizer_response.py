@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,10 +60,6 @@ class OptimizerCopy:
         self._all = list(copies.values())
         self._start = [weight.detach().clone() for weight in self._all]
 
-    def twin(self) -> OptimizerCopy:
-        """Return a copy with the same state."""
-        return OptimizerCopy(self.optimizers, self.parameters)
-
     def scale_rates(self, factor: float) -> None:
         for group in (group for part in self.optimizers for group in part.param_groups):
             group["lr"] = group["lr"] * factor
@@ -103,16 +98,15 @@ def measure_response(
     stepping: OptimizerCopy, gradients: Sequence[Tensor], seed: int, size: float = RESPONSE.size
 ) -> Tensor:
     """Return the response of each entry, flat; `stepping` steps on. 0 where no gradient is."""
-    count = len(gradients)
     generator = torch.Generator().manual_seed(seed)
     mean_square = torch.stack(list(gradients)).double().square().mean(0)
     signs = torch.randint(2, mean_square.shape, generator=generator).to(mean_square) * 2 - 1
     change = size * signs * mean_square.sqrt()
-    changed = stepping.twin()
+    changed = OptimizerCopy(stepping.optimizers, stepping.parameters)
     response = torch.zeros_like(change)
     for step in range(RESPONSE.steps):
         sign = (-1) ** step
-        gradient = gradients[step % count].double()
+        gradient = gradients[step % len(gradients)].double()
         update = stepping.update(gradient)
         difference = changed.update(gradient + sign * change) - update
         if step >= RESPONSE.steps - RESPONSE.averaged:
@@ -122,10 +116,9 @@ def measure_response(
 
 def warm_up(stepping: OptimizerCopy, gradients: Sequence[Tensor], steps: int) -> Tensor:
     """Step with the gradients in turn; return the first update."""
-    updates = (stepping.update(gradient) for gradient in itertools.cycle(gradients))
-    first = next(updates)
-    for _ in itertools.islice(updates, steps - 1):
-        pass
+    first = stepping.update(gradients[0])
+    for step in range(1, steps):
+        stepping.update(gradients[step % len(gradients)])
     return first
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hessinit.curvature import krylov, lanczos, operators
-from hessinit.curvature.engine import Engine, LanczosSettings
+from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine, evaluate
 from hessinit.curvature.evaluation import Evaluation, find_reduction
 from hessinit.curvature.plain_engine import PlainEvaluation
@@ -109,69 +109,52 @@ def spectral_norm(
 
 
 @dataclass(frozen=True)
-class AdamCurvature:
-    """The norm of P^-½ H P^-½, and the best learning rate of Adam's first step."""
+class Preconditioner:
+    """What an optimizer makes of the gradient: it sees the curvature S^-½ H S^-½ + D.
 
-    norm: Estimate
-    first_step: float
-    frozen: int  # entries without a gradient
-    notes: tuple[str, ...] = ()
-
-    def best(self, rule: AdamRule) -> float:
-        return min(rule.best(self.norm.value), self.first_step)
-
-    def stability_limit(self, rule: AdamRule) -> float:
-        """The rate above which the first step, or a later one with this P, is unstable."""
-        return min(rule.stability_limit(self.norm.value), 2 * self.first_step)
-
-
-def measure_adam(
-    rule: AdamRule,
-    engine: Engine,
-    evaluations: Sequence[Evaluation],
-    settings: LanczosSettings,
-    *,
-    semidefinite: bool,
-    relative_rates: Tensor | None = None,
-    diagonal: Tensor | None = None,
-) -> AdamCurvature:
-    """Measure the curvature that Adam sees before it has a state of its own.
-
-    `P = √v + eps` with `v` the mean square of mini-batch gradients. `relative_rates` are the
-    learning rates of parameter groups over the largest one; `diagonal` is added to P^-½ H P^-½ for
-    decays that differ.
+    `scale`, the diagonal of S, is inf where no weight moves. Where the first step is still to come,
+    `step` is its opposite, per unit of the rate, and `gradient` what it descends.
     """
-    operator = engine.operator(list(evaluations[0].problem.leaves))
-    moments = gradient_moments(evaluations)
+
+    scale: Tensor
+    diagonal: Tensor | float = 0.0
+    step: Tensor | None = None
+    gradient: Tensor | None = None
+
+    def norm(
+        self,
+        curvature: operators.LinearOperator,
+        settings: LanczosSettings,
+        *,
+        semidefinite: bool,
+        top_only: bool = False,
+    ) -> Estimate:
+        """Return the norm of the curvature that is seen, or its largest eigenvalue."""
+        diagonal = self.diagonal * torch.isfinite(self.scale)
+        operator = ScaledCurvature(curvature, self.scale, diagonal)
+        # Not started from the last eigenvector: where the sharpest direction has changed since,
+        # such a search often ends at the old one and cannot tell (see docs/tracking.md).
+        if top_only:
+            return settings.largest_eigenvalue(operator)
+        return spectral_norm(operator, settings, semidefinite=semidefinite)
+
+    def first_step(self, curvature: operators.LinearOperator, problem: FunctionalProblem) -> float:
+        """Return where `−t slope + t²/2 curvature` is smallest; inf where it only falls."""
+        if self.step is None or self.gradient is None:
+            return math.inf
+        products = [self.gradient @ self.step, self.step @ (curvature @ self.step)]
+        slope, bend = problem.totals(torch.stack(products))
+        if not math.isfinite(slope + bend):
+            return 0.0
+        return slope / bend if bend > 0 < slope else math.inf
+
+
+def adam_preconditioner(moments: GradientMoments, eps: float) -> Preconditioner:
+    """Return what Adam sees before it has a state: `P = √v + eps`, v the mean square gradient."""
     gradient = moments.gradient
-    notes = []
-    if not moments.is_split:
-        notes.append("The batch could not be split, so P is the size of this one gradient.")
-    if rule.weight_decay and not rule.decoupled:
-        # Where the decay alone moves a weight, P shrinks with the weight: there is no fixed P.
-        notes.append("Adam's weight decay, a part of the gradient, is not included in the advice.")
-    is_moving = moments.square > 0
-    rates = 1.0 if relative_rates is None else relative_rates
-    scale = torch.where(is_moving, moments.square.sqrt() + rule.eps, torch.inf) / rates
-    problem = evaluations[0].problem
-    counts = torch.tensor([float(is_moving.sum()), float(is_moving.numel())])
-    moving, total = problem.totals(counts)
-    frozen = int(total - moving)
-    if not moving:
-        norm = Estimate(0.0, 0.0, True, "the gradient is zero: no weight moves", 0)
-        return AdamCurvature(norm, math.inf, frozen, tuple(notes))
-    if diagonal is not None:
-        diagonal = torch.where(is_moving, diagonal, 0.0)
-    scaled = ScaledCurvature(operator, scale, diagonal)
-    norm = spectral_norm(scaled, settings, semidefinite=semidefinite)
-    quotient = gradient / (gradient.abs() + rule.eps)
-    step = torch.where(gradient != 0, quotient, torch.zeros_like(gradient)) * rates
-    slope, curvature = problem.totals(torch.stack([gradient @ step, step @ (operator @ step)]))
-    # Where `−t slope + t²/2 curvature` is smallest; inf where it only falls, 0 where it overflows.
-    first_step = slope / curvature if curvature > 0 else math.inf
-    if not math.isfinite(slope + curvature):
-        first_step = 0.0
-    return AdamCurvature(norm, first_step, frozen, tuple(notes))
+    scale = torch.where(moments.square > 0, moments.square.sqrt() + eps, torch.inf)
+    step = torch.where(gradient != 0, gradient / (gradient.abs() + eps), 0.0)
+    return Preconditioner(scale, step=step, gradient=gradient)
 
 
 def best_adam_rate(problem: FunctionalProblem, rule: AdamRule) -> float:
@@ -180,7 +163,10 @@ def best_adam_rate(problem: FunctionalProblem, rule: AdamRule) -> float:
         evaluations = evaluate(problem)
         settings = LanczosSettings(1e-3, 200, problem.seed)
         engine = build_engine(evaluations, "gauss-newton", settings)
-        return measure_adam(rule, engine, evaluations, settings, semidefinite=True).best(rule)
+        seen = adam_preconditioner(gradient_moments(evaluations), rule.eps)
+        operator = engine.operator(list(problem.leaves))
+        norm = seen.norm(operator, settings, semidefinite=True)
+        return min(rule.best(norm.value), seen.first_step(operator, problem))
 
 
 class GradientMoments(NamedTuple):
@@ -213,12 +199,13 @@ def gradient_moments(evaluations: Sequence[Evaluation]) -> GradientMoments:
     ]
     squares = [(batch_gradient * factor).square() for batch_gradient in gradients]
     square = _weighted_sum(squares, fractions)
-    noises = []
-    for evaluation in evaluations:
-        noise = _noise(evaluation, is_sum)
-        if noise is None:
-            return GradientMoments(gradient, square, False)
-        noises.append(noise * factor**2)
+    noises = [
+        noise * factor**2
+        for noise in (_noise(evaluation, is_sum) for evaluation in evaluations)
+        if noise is not None
+    ]
+    if len(noises) < len(evaluations):
+        return GradientMoments(gradient, square, False)
     noise = _weighted_sum(noises, fractions)
     return GradientMoments(gradient, torch.maximum(square, noise), True)
 

@@ -119,14 +119,6 @@ def untried_warmup(lr: float | None, best: float) -> WarmupAdvice:
     return WarmupAdvice(advised=False, steps=0, reason=reason)
 
 
-def tried_warmup(advised: bool, steps: int, without: Trial, warmed: Trial) -> WarmupAdvice:
-    """What two trials say, one `without` a warmup over `steps` steps, and one with it."""
-    reason = presenter("advice").explain_tried_warmup(advised, steps, without, warmed)
-    return WarmupAdvice(
-        advised=advised, steps=steps if advised else 0, reason=reason, trials=(without, warmed)
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class TriedRates:
     """What trials say of the learning rate.
@@ -202,7 +194,6 @@ def advise_descent(
     norm = descent.norm(top, bottom)
     why_best, why_stable = say.explain_descent(descent, norm.value)
     best = descent.best(norm.value)
-    flat = 0 < norm.value < FLAT_INITIALIZATION
     return LearningRateAdvice(
         optimizer=str(descent),
         lr=lr,
@@ -212,23 +203,6 @@ def advise_descent(
         stable_reason=why_stable,
         warmup=untried_warmup(lr, best),
         norm=norm,
-        notes=(*notes, say.flat_initialization(norm.value)) if flat else notes,
+        notes=(*notes, *say.flat_initialization(norm.value)),
         **facts,
-    )
-
-
-def with_trials(
-    advice: LearningRateAdvice, tried: TriedRates, warmup: WarmupAdvice | None
-) -> LearningRateAdvice:
-    """The advice with the rate that follows from trials, and with the warmup that was tried."""
-    say = presenter("advice")
-    return replace(
-        advice,
-        learning_rate=tried.rate,
-        learning_rate_reason=say.explain_trials(tried),
-        stable_reason=say.explain_limit(
-            advice.stable_reason, advice.stable_learning_rate, tried.trials
-        ),
-        trials=tried.trials,
-        warmup=warmup or untried_warmup(advice.lr, tried.rate),
     )

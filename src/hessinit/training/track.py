@@ -528,7 +528,6 @@ class _Subject:
                 for layer in in_running_order(problem, evaluations):
                     layers[layer.name] = extremes_of[layer.parameter].norm.value
             extremes = engine.extremes(names)
-            products = extremes.top.products + extremes.bottom.products
             limit = rules.find_stability_limit(
                 rule,
                 engine,
@@ -538,7 +537,6 @@ class _Subject:
                 extremes=extremes,
                 top_only=True,
             )
-            products += limit.products
             fault = ""
             if math.isnan(limit.norm.value):
                 fault = f"No stability limit of {rule.name}: {limit.norm.reason}."
@@ -550,7 +548,7 @@ class _Subject:
                 "converged": extremes.norm.converged,
                 "stable_learning_rate": limit.stable,
                 "layers": layers,
-                "products": products,
+                "products": (extremes.top.products + extremes.bottom.products + limit.products),
             }
             return fields, names, fault
 

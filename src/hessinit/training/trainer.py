@@ -39,7 +39,7 @@ from hessinit.training.loop import (
     reproducible,
     seed_everything,
 )
-from hessinit.training.optimizers import Training, Warmup
+from hessinit.training.optimizers import Training
 from hessinit.training.trial import judge
 
 OURS = "hessinit"
@@ -281,7 +281,7 @@ class Trainer:
             self._loss_on(device),
             (copy_to(batch, device) for batch in batches),
             optimizer,
-            warmup=Warmup(optimizer, scheme.warmup),
+            warmup=scheme.warmup,
             forward=self.options["forward"],
             build=lambda: self.build_model(seed),
         )
