@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import hessinit
-from hessinit.curvature.optimizer_response import OptimizerCopy, warm_up
-from hessinit.curvature.preconditioner import AdamRule
+from hessinit.curvature.preconditioner import AdamRule, OptimizerCopy, warm_up
 
 STEPS, WARM = 400, 56
 SEEDS = (0, 1, 2)

@@ -14,7 +14,7 @@ import hessinit
 from dense import dense_curvature
 from hessinit import ProblemError, Training, advise, assert_sound, initialize_, track
 from hessinit.cli.options import OPTIMIZERS, REFUSED
-from hessinit.curvature.optimizer_response import OptimizerCopy, measure_response, warm_up
+from hessinit.curvature.preconditioner import OptimizerCopy, measure_response, warm_up
 from hessinit.training.optimizers import NAMES
 from tiny import LOSS, batch, inputs, labels, network
 from zoo.snapshot import differences, snapshot
@@ -81,7 +81,7 @@ def test_adams_response_is_that_of_heavy_ball_over_the_root_of_its_second_moment
 @pytest.mark.parametrize(
     ("optimizer", "cause"),
     [
-        (muon, "its steps do not follow a change of the gradient"),
+        (muon, "its steps do not follow small changes of the gradient"),
         ("rprop", "not linear, weight by weight, in a change of the gradient|do not follow"),
         ("adafactor", "depends on the rate or on the steps before"),
         ("radam", "depends on the rate or on the steps before"),

@@ -127,7 +127,7 @@ def explain_first_step(later: float) -> str:
 def explain_response(norm: Estimate, optimizer: str) -> str:
     """Return why the limit that follows from an optimizer's response is stable, or is unknown."""
     if math.isnan(norm.value):
-        return f"Unknown: {norm.reason.rstrip('.')}."
+        return f"No rate follows from the curvature: {norm.reason.rstrip('.')}."
     if norm.value == 0:
         return FLAT
     return (
@@ -145,9 +145,9 @@ def explain_self_tuning(optimizer: str) -> str:
     )
 
 
-def explain_clipping(clip_norm: float | None, length: float) -> str:
+def explain_clipping(clip_norm: float | None, length: float, stable: float) -> str:
     """Return what clipping does to the stability limit at these weights, if it does."""
-    if clip_norm is None or length <= clip_norm:
+    if clip_norm is None or length <= clip_norm or not math.isfinite(stable):
         return ""
     return (
         f" That is without clipping, which shortens steps: the gradient is "

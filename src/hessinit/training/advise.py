@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import (
@@ -117,41 +117,27 @@ def advise(
     held = replace(problem, layers=sorted(rule.rates) or problem.layers)
     work = partial(_measure, rule=rule, curvature=curvature, settings=search)
     try:
-        outcome = exactly_or_plainly(held, "auto", lockstep_ranks(), work)
+        measured, limit, facts, gradient = exactly_or_plainly(held, "auto", lockstep_ranks(), work)
     except DerivativeError as failure:
         if not trial_steps:
             raise
-        outcome = _measure_without_limit(held, work, failure)
-    measured, limit, facts, gradient = outcome
-    rates = None
-    warmup = None
-    if trial_steps and not rule.tunes_itself:
-        rates, warmup, fault = _try_rates(
-            TrainingSetup.of(problem, training), measured.batches, rule, limit.best, trial_steps
-        )
-        facts["notes"] += fault
+        measured, limit, facts, gradient = _measure_without_limit(held, work, failure)
+    rates, warmup, fault = _try_rates(
+        TrainingSetup.of(problem, training), measured.batches, rule, limit.best, trial_steps
+    )
+    facts["notes"] += fault
     if rates is not None and rates.trained_before and limit.frozen:
         facts["notes"] += (say.NO_GRADIENT_YET,)
     seconds = measured.clock() - started
     facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient.seconds)}
-    advice = _advise_by_limit(rule, limit, facts)
-    reason = advice.stable_reason
-    if math.isfinite(limit.stable):
-        reason += say.explain_clipping(training.clip_norm, _length(gradient.by_leaf))
-    if rates is not None:
-        advice = replace(
-            advice,
-            learning_rate=rates.rate,
-            learning_rate_reason=say.explain_trials(rates),
-            trials=rates.trials,
-            warmup=warmup or results.untried_warmup(advice.lr, rates.rate),
-        )
-    reason = say.explain_limit(reason, limit.stable, advice.trials)
-    advice = replace(advice, stable_reason=reason)
+    length = math.hypot(*(float(part.norm()) for part in gradient.by_leaf.values()))
+    clipping = say.explain_clipping(training.clip_norm, length_over_ranks(length), limit.stable)
+    advice = _advise(rule, limit, rates, warmup, clipping, facts)
     if not advice.converged:
-        reached = argument("tolerance", tolerance)
         unreached = ConvergenceError(
-            "the curvature did not reach ", reached, f": {advice.norm.reason}."
+            "the curvature did not reach ",
+            argument("tolerance", tolerance),
+            f": {advice.norm.reason}.",
         )
         if strict:
             raise unreached
@@ -169,6 +155,9 @@ def _try_rates(
     """Return what trials say of rates and of a warmup, or a note why none could be made."""
     rates = None
     warmup = None
+    fault: tuple[str, ...] = ()
+    if not steps or rule.tunes_itself:
+        return rates, warmup, fault
     try:
         with prepare_trials(setup, batches) as setting:
             rates = search_rate(setting, rule, best, steps)
@@ -179,13 +168,8 @@ def _try_rates(
     # What can be measured need not be trainable, as an RNN in eval mode.
     except Exception as failure:
         require_alike(failure)
-        note = f"No trial of the learning rate, as a training step failed: {failure}"
-        return rates, None, (note,)
-    return rates, warmup, ()
-
-
-def _length(gradients: Mapping[str, Tensor]) -> float:
-    return length_over_ranks(math.hypot(*(float(part.norm()) for part in gradients.values())))
+        fault = (f"No trial of the learning rate, as a training step failed: {failure}",)
+    return rates, warmup, fault
 
 
 # A problem, the limit of an optimizer on it, the facts of the advice, and the gradient.
@@ -240,27 +224,37 @@ def _measure_without_limit(
         return measure(InPlaceProblem(problem, unknown), unknown=unknown)
 
 
-def _advise_by_limit(
-    rule: rules.OptimizerRule, limit: rules.StabilityLimit, facts: dict[str, Any]
+def _advise(
+    rule: rules.OptimizerRule,
+    limit: rules.StabilityLimit,
+    rates: TriedRates | None,
+    warmup: WarmupAdvice | None,
+    clipping: str,
+    facts: dict[str, Any],
 ) -> results.LearningRateAdvice:
-    """Return the advice that follows from the stability limit alone."""
-    best_reason, stable_reason = _explain(limit, rule.name)
+    """Return the advice that follows from trials, and without them from the limit alone."""
     best = limit.best
+    best_reason, stable_reason = _explain(limit, rule.name)
+    if isinstance(limit.rule, Descent):
+        facts["notes"] += say.flat_initialization(limit.norm.value)
     if rule.tunes_itself:
         best = 1.0
         best_reason = say.explain_self_tuning(rule.name)
-    if isinstance(limit.rule, Descent):
-        facts["notes"] += say.flat_initialization(limit.norm.value)
+    if rates is not None:
+        best = rates.rate
+        best_reason = say.explain_trials(rates)
+    trials = () if rates is None else rates.trials
     return results.LearningRateAdvice(
         optimizer=rule.name,
         lr=rule.lr or None,
         learning_rate=best,
         learning_rate_reason=best_reason,
         stable_learning_rate=limit.stable,
-        stable_reason=stable_reason,
+        stable_reason=say.explain_limit(stable_reason + clipping, limit.stable, trials),
         norm=limit.norm,
         frozen=limit.frozen,
-        warmup=results.untried_warmup(rule.lr or None, best),
+        warmup=warmup or results.untried_warmup(rule.lr or None, best),
+        trials=trials,
         **facts,
     )
 

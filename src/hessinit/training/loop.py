@@ -302,7 +302,9 @@ def train(
     counted from 1.
     """
     losses: list[float] = []
-    for step, parts in enumerate(_grouped(batches, optimizer.accumulate)):
+    # So many batches at a time; what remains is dropped.
+    groups = zip(*[iter(batches)] * optimizer.accumulate, strict=False)
+    for step, parts in enumerate(groups):
         optimizer.warm_up(step, warmup)
         model.zero_grad(set_to_none=True)  # that of the optimizer asks torch's compiler each time
         failure = ""
@@ -323,13 +325,6 @@ def train(
         if not math.isfinite(losses[-1]):
             return losses, failure
     return losses, ""
-
-
-def _grouped(
-    batches: Iterable[tuple[Any, Any]], size: int
-) -> Iterator[tuple[tuple[Any, Any], ...]]:
-    """Return so many batches at a time; what remains is dropped."""
-    return zip(*[iter(batches)] * size, strict=False)
 
 
 def _add_gradients(

@@ -15,20 +15,18 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from hessinit.curvature import operators
 from hessinit.curvature.engine import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.optimizer_response import (
-    RESPONSE,
-    OptimizerCopy,
-    disagreement,
-    is_descent,
-    measure_response,
-    warm_up,
-)
 from hessinit.curvature.preconditioner import (
+    RESPONSE,
     AdamRule,
+    OptimizerCopy,
     Preconditioner,
     adam_preconditioner,
+    disagreement,
     gradient_moments,
+    is_descent,
+    measure_response,
     minibatch_gradients,
+    warm_up,
 )
 from hessinit.errors import ProblemError, accepts, argument
 from hessinit.problem import checks
@@ -199,19 +197,21 @@ def find_stability_limit(
             optimizer, operator, evaluations, settings, semidefinite=semidefinite, top_only=top_only
         )
     seen = Preconditioner(torch.ones(()))
-    notes = []
+    notes: dict[str, Any] = {}
     frozen = 0.0
     if isinstance(rule, AdamRule) and optimizer.age(leaves) < YOUNG:
         moments = gradient_moments(evaluations)
         seen = adam_preconditioner(moments, rule.eps)
         frozen = sum(problem.totals(torch.isinf(seen.scale).sum()[None].double()))
-        if not moments.is_split:
-            notes.append("The batch could not be split, so P is the size of this one gradient.")
-        if rule.weight_decay and not rule.decoupled:
-            # Where the decay alone moves a weight, P shrinks with the weight: there is no fixed P.
-            notes.append(
-                "Adam's weight decay, a part of the gradient, is not included in the advice."
-            )
+        # Where the decay alone moves a weight, P shrinks with the weight: there is no fixed P.
+        notes = {
+            "The batch could not be split, so P is the size of this one gradient.": (
+                not moments.is_split
+            ),
+            "Adam's weight decay, a part of the gradient, is not included in the advice.": (
+                rule.weight_decay and not rule.decoupled
+            ),
+        }
     seen = optimizer.preconditioner(leaves, seen)
     norm = seen.norm(operator, settings, semidefinite=semidefinite, top_only=top_only)
     first_step = seen.first_step(operator, problem)
@@ -226,7 +226,7 @@ def find_stability_limit(
         first_step=first_step,
         frozen=int(frozen),
         products=norm.products,
-        notes=tuple(notes),
+        notes=tuple(note for note, holds in notes.items() if holds),
     )
 
 
@@ -244,7 +244,6 @@ def _limit_of_response(
     The response is measured again at the limit that follows from it.
     """
     problem = evaluations[0].problem
-    parameters = [problem.model.get_parameter(name) for name in problem.leaves]
     largest = max(
         float(group["lr"]) for part in optimizer.optimizers for group in part.param_groups
     )
@@ -257,7 +256,9 @@ def _limit_of_response(
         return unknown_limit(reason)
     gradients = minibatch_gradients(evaluations, RESPONSE.most_gradients)
     try:
-        stepping = OptimizerCopy(optimizer.optimizers, parameters)
+        stepping = OptimizerCopy(
+            optimizer.optimizers, [problem.model.get_parameter(name) for name in problem.leaves]
+        )
         step = warm_up(stepping, gradients, RESPONSE.warm_steps) / -largest
         response = measure_response(stepping, gradients, settings.seed) / largest
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as failure:
@@ -268,7 +269,7 @@ def _limit_of_response(
         seen = replace(seen, step=step.to(gradient), gradient=gradient)
     best = seen.first_step(operator, problem)
     if not is_descent(response):
-        return unknown_limit("its steps do not follow a change of the gradient", best)
+        return unknown_limit("its steps do not follow small changes of the gradient", best)
     norm = seen.norm(operator, settings, semidefinite=semidefinite, top_only=top_only)
     limit = StabilityLimit(
         Descent().stability_limit(max(norm.value, 0.0)), best, norm, None, products=norm.products
@@ -367,9 +368,6 @@ def read_optimizer(
     rates = {name: float(group.get(key, group["lr"])) for name, (_, group) in held.items()}
     decays = {name: float(group.get("weight_decay", 0.0)) for name, (_, group) in held.items()}
     rule = _common_rule(list(held.values()), max(decays.values()))
-    state = {
-        name: part.state.get(model.get_parameter(name)) or {} for name, (part, _) in held.items()
-    }
     read = OptimizerRule(
         rule,
         lr or max(rates.values()),
@@ -377,13 +375,16 @@ def read_optimizer(
         rates,
         decays,
         moved=frozenset(moved),
-        state=state,
+        state={
+            name: part.state.get(model.get_parameter(name)) or {}
+            for name, (part, _) in held.items()
+        },
         optimizers=tuple(optimizers),
     )
-    left_out = len(measured) - len(held)
     differ = not in_training and not read.is_uniform
     notes = {
-        f"Left out, as not in the optimizer: {left_out} of {len(measured)} weights.": left_out,
+        f"Left out, as not in the optimizer: {len(measured) - len(held)} of {len(measured)} "
+        "weights.": len(held) < len(measured),
         "Parameter groups differ in learning rate or weight decay: the rates are for the group "
         "with the largest learning rate, and the others keep their proportion to it.": differ,
     }

@@ -255,8 +255,7 @@ def _check_optimizer(optimizer: Any) -> None:
     """Raise ProblemError if this is no optimizer, nor says how to build one."""
     if isinstance(optimizer, str):
         if optimizer.lower() not in NAMES:
-            synonyms = {"gd": "sgd", "heavy ball": "momentum"}
-            choose("optimizer", optimizer, sorted(NAMES), synonyms)
+            choose("optimizer", optimizer, sorted(NAMES), {"gd": "sgd", "heavy ball": "momentum"})
         return
     if isinstance(optimizer, type):
         is_known = issubclass(optimizer, Optimizer)
@@ -284,13 +283,17 @@ def _check_trains(optimizers: Sequence[Any], model: nn.Module) -> None:
     for optimizer in optimizers:
         check_steps(optimizer)
     of_model = {id(parameter) for parameter in model.parameters()}
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    updated = [id(parameter) in of_model for group in groups for parameter in group["params"]]
+    updated = [
+        id(parameter) in of_model
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
     if updated and all(updated):
         return
     raise ProblemError(
         _explain_build(
-            f"optimizer returned {kind} that does not train the model: {updated.count(False)} of "
+            f"optimizer returned {kind}, which does not train the model: {updated.count(False)} of "
             f"its {len(updated)} parameters are not the model's"
         )
     )
@@ -316,12 +319,11 @@ def _rebuild(optimizer: Optimizer, model: nn.Module) -> Optimizer:
         settings = {
             name: value
             for name, value in group.items()
-            if name in accepted or name not in optimizer.defaults
+            if (name in accepted or name not in optimizer.defaults)
+            and name not in ("params", "param_names", "initial_lr")
         }
-        for name in ("params", "param_names", "initial_lr"):
-            settings.pop(name, None)
-        rate = group.get("initial_lr", group.get("lr"))
         if weights:
+            rate = group.get("initial_lr", group.get("lr"))
             groups.append({**settings, "params": weights, "lr": rate})
     if not groups:
         raise ProblemError(
