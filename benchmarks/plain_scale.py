@@ -39,7 +39,7 @@ import hessinit  # noqa: E402
 
 RECORD = HERE / "results" / "plain_scale.json"
 GPT2_LAYERS = ("h.0.attn.c_attn", "h.3.mlp.c_fc", "h.6.attn.c_proj", "h.9.mlp.c_proj", "h.11.attn.c_attn")
-WIDTH, DEPTH, VOCABULARY, LENGTH, EXAMPLES = 448, 8, 512, 64, 8
+WIDTH, DEPTH, VOCABULARY, LENGTH, EXAMPLES = 448, 8, 512, 32, 4
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
