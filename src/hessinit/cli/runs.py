@@ -304,14 +304,7 @@ def track(
                 with progress(f"Loading {problem} …"):
                     run = _load_training(problem, training, tracked)
                     if initialize:
-                        # On the examples that are tracked: so the table begins with the ‖H‖ met.
-                        initialization = hessinit.initialize_(
-                            run.problem,
-                            lr=lr,
-                            optimizer=run.optimizer,
-                            fit=hessinit.Fit(curvature=run.curvature),
-                            overwrite=overwrite,
-                        )
+                        initialization = _fit(run, lr, overwrite)
                 tracking = _train(run, problem, lr, training, tracked, path)
         except KeyboardInterrupt:
             interrupted = True
@@ -355,6 +348,20 @@ def _load_training(source: str, training: TrainingOptions, tracked: TrackedOptio
         data=data,
         optimizer=loaded.keywords.get("optimizer", "sgd"),
         curvature=loaded.keywords.get("curvature", "gauss-newton"),
+    )
+
+
+def _fit(run: _Training, lr: float, overwrite: bool) -> hessinit.Initialization:
+    """Write weights that fit the rate, on the examples whose curvature is tracked.
+
+    So the table begins with the ‖H‖ that was met.
+    """
+    return hessinit.initialize_(
+        run.problem,
+        lr=lr,
+        optimizer=run.optimizer,
+        fit=hessinit.Fit(curvature=run.curvature),
+        overwrite=overwrite,
     )
 
 

@@ -176,10 +176,10 @@ def best_adam_rate(problem: FunctionalProblem, rule: AdamRule) -> float:
         evaluations = evaluate(problem)
         settings = LanczosSettings(1e-3, 200, problem.seed)
         engine = build_engine(evaluations, "gauss-newton", settings)
-        seen = adam_preconditioner(gradient_moments(evaluations), rule.eps)
+        preconditioner = adam_preconditioner(gradient_moments(evaluations), rule.eps)
         operator = engine.operator(list(problem.leaves))
-        norm = seen.norm(operator, settings, semidefinite=True)
-        return min(rule.best(norm.value), seen.first_step(operator, problem))
+        norm = preconditioner.norm(operator, settings, semidefinite=True)
+        return min(rule.best(norm.value), preconditioner.first_step(operator, problem))
 
 
 class GradientMoments(NamedTuple):

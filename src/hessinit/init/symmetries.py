@@ -788,8 +788,10 @@ class SymmetryScaler:
         engine = build_engine(evaluations, curvature, settings, network_estimator(evaluations))
         if self._adam is None:
             return lambda weights: finite_or_inf(engine.extremes(weights).norm.value)
-        seen = adam_preconditioner(gradient_moments(evaluations), self._adam.eps)
-        pieces = operators.split(seen.scale, [leaf.shape for leaf in problem.leaves.values()])
+        preconditioner = adam_preconditioner(gradient_moments(evaluations), self._adam.eps)
+        pieces = operators.split(
+            preconditioner.scale, [leaf.shape for leaf in problem.leaves.values()]
+        )
         scales = dict(zip(problem.leaves, pieces, strict=True))
 
         def norm_of(weights: Sequence[str]) -> float:

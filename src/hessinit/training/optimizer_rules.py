@@ -50,6 +50,9 @@ Rule = Descent | AdamRule
 # P^-½ H P^-½.
 YOUNG = 5
 
+SINGLE_GRADIENT = "The batch could not be split, so P is the size of this one gradient."
+DECAY_IN_GRADIENT = "Adam's weight decay, a part of the gradient, is not included in the advice."
+
 # AdamW before Adam, which it derives from.
 _CLASSES: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW, "adam": Adam}
 # All settings that must agree between groups; learning rate and weight decay may differ.
@@ -180,8 +183,7 @@ def find_stability_limit(
 
     Groups with rates or decays of their own are measured in coordinates in which all weights move
     as fast as the fastest. Negative curvature counts in the norm unless `top_only`: along it every
-    rate diverges, so that it sets no limit. `extremes` are those of the curvature alone, if known
-    already.
+    rate diverges, so that it sets no limit. `extremes` of the curvature alone may be passed.
     """
     problem = evaluations[0].problem
     leaves = problem.leaves
@@ -196,25 +198,21 @@ def find_stability_limit(
         return _limit_of_response(
             optimizer, operator, evaluations, settings, semidefinite=semidefinite, top_only=top_only
         )
-    seen = Preconditioner(torch.ones(()))
+    preconditioner = Preconditioner(torch.ones(()))
     notes: dict[str, Any] = {}
     frozen = 0.0
     if isinstance(rule, AdamRule) and optimizer.age(leaves) < YOUNG:
         moments = gradient_moments(evaluations)
-        seen = adam_preconditioner(moments, rule.eps)
-        frozen = sum(problem.totals(torch.isinf(seen.scale).sum()[None].double()))
+        preconditioner = adam_preconditioner(moments, rule.eps)
+        frozen = sum(problem.totals(torch.isinf(preconditioner.scale).sum()[None].double()))
         # Where the decay alone moves a weight, P shrinks with the weight: there is no fixed P.
         notes = {
-            "The batch could not be split, so P is the size of this one gradient.": (
-                not moments.is_split
-            ),
-            "Adam's weight decay, a part of the gradient, is not included in the advice.": (
-                rule.weight_decay and not rule.decoupled
-            ),
+            SINGLE_GRADIENT: not moments.is_split,
+            DECAY_IN_GRADIENT: rule.weight_decay and not rule.decoupled,
         }
-    seen = optimizer.preconditioner(leaves, seen)
-    norm = seen.norm(operator, settings, semidefinite=semidefinite, top_only=top_only)
-    first_step = seen.first_step(operator, problem)
+    preconditioner = optimizer.preconditioner(leaves, preconditioner)
+    norm = preconditioner.norm(operator, settings, semidefinite=semidefinite, top_only=top_only)
+    first_step = preconditioner.first_step(operator, problem)
     if not optimizer.is_uniform:
         rule = replace(rule, weight_decay=0.0)
     value = max(norm.value, 0.0)
@@ -263,14 +261,16 @@ def _limit_of_response(
         response = measure_response(stepping, gradients, settings.seed) / largest
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as failure:
         return unknown_limit(f"it cannot step on copies of the weights ({failure})")
-    seen = Preconditioner(torch.where(response > 0, 1 / response, math.inf).to(gradients[0]))
+    preconditioner = Preconditioner(
+        torch.where(response > 0, 1 / response, math.inf).to(gradients[0])
+    )
     if not top_only:  # a tracked training has begun
         gradient = gradient_moments(evaluations).gradient
-        seen = replace(seen, step=step.to(gradient), gradient=gradient)
-    best = seen.first_step(operator, problem)
+        preconditioner = replace(preconditioner, step=step.to(gradient), gradient=gradient)
+    best = preconditioner.first_step(operator, problem)
     if not is_descent(response):
         return unknown_limit("its steps do not follow small changes of the gradient", best)
-    norm = seen.norm(operator, settings, semidefinite=semidefinite, top_only=top_only)
+    norm = preconditioner.norm(operator, settings, semidefinite=semidefinite, top_only=top_only)
     limit = StabilityLimit(
         Descent().stability_limit(max(norm.value, 0.0)), best, norm, None, products=norm.products
     )
@@ -362,8 +362,7 @@ def read_optimizer(
         )
     for part in optimizers:
         check_steps(part)
-    # A scheduler that warms up lowers `lr` to its first value, and keeps the one meant as
-    # `initial_lr`.
+    # A scheduler that warms up keeps the rate that it leads to as `initial_lr`.
     key = "lr" if in_training else "initial_lr"
     rates = {name: float(group.get(key, group["lr"])) for name, (_, group) in held.items()}
     decays = {name: float(group.get("weight_decay", 0.0)) for name, (_, group) in held.items()}
@@ -381,12 +380,13 @@ def read_optimizer(
         },
         optimizers=tuple(optimizers),
     )
-    differ = not in_training and not read.is_uniform
     notes = {
         f"Left out, as not in the optimizer: {len(measured) - len(held)} of {len(measured)} "
         "weights.": len(held) < len(measured),
         "Parameter groups differ in learning rate or weight decay: the rates are for the group "
-        "with the largest learning rate, and the others keep their proportion to it.": differ,
+        "with the largest learning rate, and the others keep their proportion to it.": not (
+            in_training or read.is_uniform
+        ),
     }
     return replace(read, notes=tuple(note for note, holds in notes.items() if holds))
 
