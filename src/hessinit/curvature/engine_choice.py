@@ -47,10 +47,10 @@ def exactly_or_plainly(
     A model that cannot be differentiated twice or taken apart is run as it is trained, and so is a
     sharded one. What the plain engine refuses, too, is refused for the first reason.
     """
-    if estimator == "plain":
-        return work(InPlaceProblem(problem, "estimator='plain' was asked for"))
     if ranks is not None and ranks.sharded:
         return work(functional_form(problem))
+    if estimator == "plain":
+        return work(InPlaceProblem(problem, "estimator='plain' was asked for"))
     try:
         return work(FunctionalProblem(problem))
     except DerivativeError as refusal:
