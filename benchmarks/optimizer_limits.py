@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import hessinit
-from hessinit.curvature.optimizer_response import OptimizerCopy, warm_up
-from hessinit.curvature.preconditioner import AdamRule
+from hessinit.curvature.preconditioner import AdamRule, OptimizerCopy, warm_up
 
 STEPS, WARM = 400, 56
 SEEDS = (0, 1, 2)
@@ -116,7 +115,7 @@ class Quadratic:
         stepper = hessinit.Training(lambda parameters: make(parameters, lr)).build(self.model)
         first = OptimizerCopy(stepper.optimizers, self.parameters)
         warm_up(first, self.gradients, WARM)
-        second = first.twin()
+        second = OptimizerCopy(first.optimizers, first.parameters)
         generator = torch.Generator().manual_seed(self.seed)
         distance = torch.randn(len(self.matrix), generator=generator, dtype=torch.float64)
         distance *= 1e-6 / distance.norm()

@@ -25,7 +25,7 @@ from hessinit.problem.problem import Problem
 from hessinit.results.comparison import window
 from hessinit.training import loop
 from hessinit.training.loop import Data, copy_to, derive, read_data, reproducible, seed_everything
-from hessinit.training.optimizers import Training, Warmup
+from hessinit.training.optimizers import Training
 
 POINTS = 40  # of a loss curve
 LONGEST_NOTE = 160
@@ -74,7 +74,7 @@ def train(key: Key, device: str | None = None) -> dict[str, Any]:
             torch.cuda.empty_cache()  # processes share the device
             torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions do by default; starts use float32
         optimizer = Training(task.make_optimizer).build(model, rate)
-        schedule = CosineAnnealingLR(optimizer, task.steps) if task.cosine else None
+        schedule = CosineAnnealingLR(optimizer.optimizers[0], task.steps) if task.cosine else None
         looks: list[tuple[float, float]] = []
 
         def on_step(step: int, loss: float) -> None:
@@ -88,7 +88,7 @@ def train(key: Key, device: str | None = None) -> dict[str, Any]:
         minibatches = itertools.islice(data.minibatches(seed), task.steps)
         losses, failed = loop.train(
             model, task.loss, (copy_to(batch, torch.device(device)) for batch in minibatches),
-            optimizer, warmup=Warmup(optimizer, warmup), on_step=on_step,
+            optimizer, warmup=warmup, on_step=on_step,
             build=lambda: task.build().to(device),
         )  # fmt: skip
     final = loop.final_loss(losses, window(task.steps))

@@ -183,7 +183,7 @@ def test_advise_needs_no_curvature_for_its_rate_and_says_why_it_has_no_limit(opt
     assert min(tried) <= advice.learning_rate <= max(tried)
     assert math.isnan(advice.stable_learning_rate)
     assert math.isnan(advice.norm.value)
-    assert re.match(f"Not known, as there is no curvature: .*{NOT_THE_DERIVATIVE}", advice.stable_reason)
+    assert re.match(f"No rate follows from the curvature: .*{NOT_THE_DERIVATIVE}", advice.stable_reason)
     checked = hessinit.advise(
         hessinit.Problem(branch(WrongSwish.apply), LOSS, batch(), check=False), optimizer=optimizer
     )

@@ -14,7 +14,7 @@ import hessinit
 from dense import dense_curvature
 from hessinit import ProblemError, Training, advise, assert_sound, initialize_, track
 from hessinit.cli.options import OPTIMIZERS, REFUSED
-from hessinit.curvature.optimizer_response import OptimizerCopy, measure_response, warm_up
+from hessinit.curvature.preconditioner import OptimizerCopy, measure_response, warm_up
 from hessinit.training.optimizers import NAMES
 from tiny import LOSS, batch, inputs, labels, network
 from zoo.snapshot import differences, snapshot
@@ -81,7 +81,7 @@ def test_adams_response_is_that_of_heavy_ball_over_the_root_of_its_second_moment
 @pytest.mark.parametrize(
     ("optimizer", "cause"),
     [
-        (muon, "its steps do not follow a change of the gradient"),
+        (muon, "its steps do not follow small changes of the gradient"),
         ("rprop", "not linear, weight by weight, in a change of the gradient|do not follow"),
         ("adafactor", "depends on the rate or on the steps before"),
         ("radam", "depends on the rate or on the steps before"),
@@ -263,20 +263,20 @@ def emptied(model: nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda model: "lbfgs", "a LBFGS, which evaluates the loss several times .* pass another"),
+        (lambda model: "lbfgs", "is LBFGS, which evaluates the loss several times .* pass another"),
         (lambda model: "SparseAdam", "SparseAdam, which takes sparse gradients only; pass 'adam'"),
         (lambda model: Closing(model.parameters(), 0.1), "Closing, which evaluates the loss several times"),
         (lambda model: "muon", "Muon only supports 2D parameters.*with the rest for another: lambda"),
-        (lambda model: torch.optim.SGD([STRANGER], 0.1), "SGD that holds no parameter of this model; b"),
-        (emptied, "SGD that holds no parameter of this model"),
+        (lambda model: torch.optim.SGD([STRANGER], 0.1), "SGD over other parameters than this model"),
+        (emptied, "SGD over other parameters than this model's"),
         (lambda model: lambda p: torch.optim.SGD([STRANGER], 0.1), "not train the model: 1 of its 1 param"),
         (lambda model: lambda p: torch.optim.SGD([], 0.1), "empty parameter list. Build it over the param"),
         (lambda model: Untuned, "Untuned, whose groups hold no 'lr', so no rate can be set; add it"),
         (lambda model: lambda p, lr, wd: None, "it must be a name, such as 'adam', a torch"),
         (lambda model: type("Needy", (Untuned,), {"__init__": lambda s, p, k: None}), "cannot be built: .*"),
         (lambda model: "adamm", "optimizer='adamm' is unknown; .* Did you mean 'adam'?"),
-        (lambda model: [], "optimizer is a list; it must be a name"),
-        (lambda model: torch.optim.SGD(model.parameters(), 0.1, maximize=True), "maximize=True, which"),
+        (lambda model: [], "optimizer is of type list; it must be a name"),
+        (lambda model: torch.optim.SGD(model.parameters(), 0.1, maximize=True), "with maximize=True, which"),
     ],
 )  # fmt: skip
 def test_what_cannot_train_is_refused_by_every_verb(verb: str, make: Any, message: str) -> None:
@@ -313,7 +313,7 @@ def test_bad_trainings_are_refused(options: Any, message: str) -> None:
 
 def test_a_run_of_compare_trains_new_models_so_an_optimizer_of_one_is_refused() -> None:
     optimizer = torch.optim.SGD(network().parameters(), 0.1)
-    with pytest.raises(ProblemError, match="optimizer is a SGD of one model, and every run trains a new one"):
+    with pytest.raises(ProblemError, match="optimizer is SGD over the weights of one model, and every run"):
         hessinit.compare(network, LOSS, data(), learning_rates=[0.1], optimizer=optimizer)
 
 

@@ -319,7 +319,7 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, c
         ({"schemes": ["orthogonl"]}, "schemes='orthogonl' is unknown.*Did you mean 'orthogonal'?"),
         ({"schemes": [problem.draw]}, "schemes holds <function draw .* in a mapping a function"),
         ({"schemes": {"one": 3}}, "schemes holds 3; a scheme is a name, such as 'he', or in a mapping"),
-        ({"optimizer": lambda parameters, lr: 3}, "optimizer returned a int; it must be called as"),
+        ({"optimizer": lambda parameters, lr: 3}, "optimizer returned int; it must be called as"),
         ({"device": "gpu7"}, "device='gpu7' cannot be used here.*Leave it out"),
         ({"folder": __file__}, "folder='.*' cannot be used: .*Not a directory"),
         ({"folder": Path(__file__).parent}, "holds other things .*; pass a folder of its own"),

@@ -338,7 +338,7 @@ STRANGER = nn.Linear(2, 2)
     [
         (lambda _: torch.optim.SGD(STRANGER.parameters(), 0.1), "2 of its 2 parameters are not the model's"),
         (lambda _, lr: torch.optim.SGD([], lr), "cannot be built: optimizer got an empty parameter list"),
-        (lambda _, lr: lr, "optimizer returned a float"),
+        (lambda _, lr: lr, "optimizer returned float"),
     ],
 )
 def test_an_optimizer_of_other_parameters_is_refused(build: Any, message: str) -> None:

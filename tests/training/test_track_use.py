@@ -88,7 +88,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 def measuring_takes(clock: FakeClock, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"loss": 2.3, "norm": 4.0, "error": 0.01, "converged": True, "stable_learning_rate": 0.5}
-    known = (fields, ("0.weight",))
+    known = (fields, ["0.weight"], "")
     monkeypatch.setattr("hessinit.training.track._Subject.measure", clock.lasting(seconds, lambda *_: known))
 
 

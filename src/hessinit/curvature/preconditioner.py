@@ -1,17 +1,28 @@
-"""Adam's rule, its diagonal preconditioner P = √v + eps, and the curvature P^-½ H P^-½."""
+"""What an optimizer sees: its diagonal preconditioner S, and the curvature S^-½ H S^-½.
+
+Of Adam it is the closed form P = √v + eps. Of others it is their response to the gradient: where
+steps are linear in small changes of the gradient, training on a quadratic leaves stability as a
+step answers a change of the weights that alternates in sign by twice that change: the root z = −1
+of the closed forms of momentum, Nesterov and Adam. So the optimizer is asked. It steps on copies of
+the parameters with the gradients of mini-batches, and a second copy with (−1)ᵗ s v added to them;
+the difference of their updates, over s v and the learning rate, is the response.
+"""
 
 from __future__ import annotations
 
+import collections
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hessinit.curvature import krylov, lanczos, operators
-from hessinit.curvature.engine import Engine, LanczosSettings
+from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import build_engine, evaluate
 from hessinit.curvature.evaluation import Evaluation, find_reduction
 from hessinit.curvature.plain_engine import PlainEvaluation
@@ -109,69 +120,54 @@ def spectral_norm(
 
 
 @dataclass(frozen=True)
-class AdamCurvature:
-    """The norm of P^-½ H P^-½, and the best learning rate of Adam's first step."""
+class Preconditioner:
+    """What an optimizer makes of the gradient: it sees the curvature S^-½ H S^-½ + D.
 
-    norm: Estimate
-    first_step: float
-    frozen: int  # entries without a gradient
-    notes: tuple[str, ...] = ()
-
-    def best(self, rule: AdamRule) -> float:
-        return min(rule.best(self.norm.value), self.first_step)
-
-    def stability_limit(self, rule: AdamRule) -> float:
-        """The rate above which the first step, or a later one with this P, is unstable."""
-        return min(rule.stability_limit(self.norm.value), 2 * self.first_step)
-
-
-def measure_adam(
-    rule: AdamRule,
-    engine: Engine,
-    evaluations: Sequence[Evaluation],
-    settings: LanczosSettings,
-    *,
-    semidefinite: bool,
-    relative_rates: Tensor | None = None,
-    diagonal: Tensor | None = None,
-) -> AdamCurvature:
-    """Measure the curvature that Adam sees before it has a state of its own.
-
-    `P = √v + eps` with `v` the mean square of mini-batch gradients. `relative_rates` are the
-    learning rates of parameter groups over the largest one; `diagonal` is added to P^-½ H P^-½ for
-    decays that differ.
+    `scale`, the diagonal of S, is inf where no weight moves. Where the first step is still to come,
+    `step` is its opposite, per unit of the rate, and `gradient` what it descends.
     """
-    operator = engine.operator(list(evaluations[0].problem.leaves))
-    moments = gradient_moments(evaluations)
+
+    scale: Tensor
+    diagonal: Tensor | float = 0.0
+    step: Tensor | None = None
+    gradient: Tensor | None = None
+
+    def norm(
+        self,
+        curvature: operators.LinearOperator,
+        settings: LanczosSettings,
+        *,
+        semidefinite: bool,
+        top_only: bool = False,
+    ) -> Estimate:
+        """Return the norm of the curvature that is seen, or its largest eigenvalue."""
+        diagonal = self.diagonal * torch.isfinite(self.scale)
+        operator = ScaledCurvature(curvature, self.scale, diagonal)
+        # Not started from the last eigenvector: where the sharpest direction has changed since,
+        # such a search often ends at the old one and cannot tell (see docs/tracking.md).
+        if top_only:
+            return settings.largest_eigenvalue(operator)
+        return spectral_norm(operator, settings, semidefinite=semidefinite)
+
+    def first_step(self, curvature: operators.LinearOperator, problem: FunctionalProblem) -> float:
+        """Return where `−t slope + t²/2 curvature` is smallest; inf where it only falls."""
+        if self.step is None or self.gradient is None:
+            return math.inf
+        products = [self.gradient @ self.step, self.step @ (curvature @ self.step)]
+        slope, bend = problem.totals(torch.stack(products))
+        if not math.isfinite(slope + bend):
+            return 0.0
+        return slope / bend if bend > 0 < slope else math.inf
+
+
+def adam_preconditioner(moments: GradientMoments, eps: float) -> Preconditioner:
+    """Return what Adam sees before it has a state: `P = √v + eps`, v the mean square gradient."""
     gradient = moments.gradient
-    notes = []
-    if not moments.is_split:
-        notes.append("The batch could not be split, so P is the size of this one gradient.")
-    if rule.weight_decay and not rule.decoupled:
-        # Where the decay alone moves a weight, P shrinks with the weight: there is no fixed P.
-        notes.append("Adam's weight decay, a part of the gradient, is not included in the advice.")
-    is_moving = moments.square > 0
-    rates = 1.0 if relative_rates is None else relative_rates
-    scale = torch.where(is_moving, moments.square.sqrt() + rule.eps, torch.inf) / rates
-    problem = evaluations[0].problem
-    counts = torch.tensor([float(is_moving.sum()), float(is_moving.numel())])
-    moving, total = problem.totals(counts)
-    frozen = int(total - moving)
-    if not moving:
-        norm = Estimate(0.0, 0.0, True, "the gradient is zero: no weight moves", 0)
-        return AdamCurvature(norm, math.inf, frozen, tuple(notes))
-    if diagonal is not None:
-        diagonal = torch.where(is_moving, diagonal, 0.0)
-    scaled = ScaledCurvature(operator, scale, diagonal)
-    norm = spectral_norm(scaled, settings, semidefinite=semidefinite)
-    quotient = gradient / (gradient.abs() + rule.eps)
-    step = torch.where(gradient != 0, quotient, torch.zeros_like(gradient)) * rates
-    slope, curvature = problem.totals(torch.stack([gradient @ step, step @ (operator @ step)]))
-    # Where `−t slope + t²/2 curvature` is smallest; inf where it only falls, 0 where it overflows.
-    first_step = slope / curvature if curvature > 0 else math.inf
-    if not math.isfinite(slope + curvature):
-        first_step = 0.0
-    return AdamCurvature(norm, first_step, frozen, tuple(notes))
+    return Preconditioner(
+        torch.where(moments.square > 0, moments.square.sqrt() + eps, torch.inf),
+        step=torch.where(gradient != 0, gradient / (gradient.abs() + eps), 0.0),
+        gradient=gradient,
+    )
 
 
 def best_adam_rate(problem: FunctionalProblem, rule: AdamRule) -> float:
@@ -180,7 +176,10 @@ def best_adam_rate(problem: FunctionalProblem, rule: AdamRule) -> float:
         evaluations = evaluate(problem)
         settings = LanczosSettings(1e-3, 200, problem.seed)
         engine = build_engine(evaluations, "gauss-newton", settings)
-        return measure_adam(rule, engine, evaluations, settings, semidefinite=True).best(rule)
+        preconditioner = adam_preconditioner(gradient_moments(evaluations), rule.eps)
+        operator = engine.operator(list(problem.leaves))
+        norm = preconditioner.norm(operator, settings, semidefinite=True)
+        return min(rule.best(norm.value), preconditioner.first_step(operator, problem))
 
 
 class GradientMoments(NamedTuple):
@@ -213,12 +212,13 @@ def gradient_moments(evaluations: Sequence[Evaluation]) -> GradientMoments:
     ]
     squares = [(batch_gradient * factor).square() for batch_gradient in gradients]
     square = _weighted_sum(squares, fractions)
-    noises = []
-    for evaluation in evaluations:
-        noise = _noise(evaluation, is_sum)
-        if noise is None:
-            return GradientMoments(gradient, square, False)
-        noises.append(noise * factor**2)
+    noises = [
+        noise * factor**2
+        for noise in (_noise(evaluation, is_sum) for evaluation in evaluations)
+        if noise is not None
+    ]
+    if len(noises) < len(evaluations):
+        return GradientMoments(gradient, square, False)
     noise = _weighted_sum(noises, fractions)
     return GradientMoments(gradient, torch.maximum(square, noise), True)
 
@@ -287,3 +287,121 @@ def _gradients_of_parts(evaluation: Evaluation, is_sum: bool, most: int) -> Tens
 def _weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     weighted = [tensor * weight for tensor, weight in zip(tensors, weights, strict=True)]
     return torch.stack(weighted).sum(0)
+
+
+@dataclass(frozen=True)
+class ResponseRules:
+    """How an optimizer is asked; chosen with benchmarks/optimizer_limits.py."""
+
+    # An odd number of gradients that come again in one order is orthogonal to what alternates, so
+    # that this does not move the second moments.
+    most_gradients: int = 7
+    warm_steps: int = 56  # of a new optimizer, whose moments begin at 0
+    steps: int = 56  # of the response: a multiple of twice the gradients
+    averaged: int = 14  # of them, the last
+    size: float = 1e-3  # of the change, over the root mean square of each entry's gradients
+    # The response is measured twice, later along another direction, of another size and at another
+    # rate: together the two must agree to these factors, and the entries to their root mean square.
+    times_larger: float = 4.0
+    least: float = 0.5
+    most: float = 1.15
+    spread: float = 0.1
+
+
+RESPONSE = ResponseRules()
+
+
+class OptimizerCopy:
+    """Optimizers on copies of their parameters, in double precision: steps leave these unmoved."""
+
+    def __init__(self, optimizers: Sequence[Optimizer], parameters: Sequence[nn.Parameter]) -> None:
+        groups = [group for part in optimizers for group in part.param_groups]
+        held = {id(weight): weight for group in groups for weight in group["params"]}
+        held |= {id(weight): weight for weight in parameters}
+        copies = {
+            key: nn.Parameter(weight.detach().double(), requires_grad=weight.requires_grad)
+            for key, weight in held.items()
+        }
+        self.optimizers = [_transplant(part, copies) for part in optimizers]
+        self.parameters = [copies[id(weight)] for weight in parameters]
+        self._all = list(copies.values())
+        self._start = [weight.detach().clone() for weight in self._all]
+
+    def scale_rates(self, factor: float) -> None:
+        for group in (group for part in self.optimizers for group in part.param_groups):
+            group["lr"] = group["lr"] * factor
+
+    def update(self, gradient: Tensor) -> Tensor:
+        """Step with this flat gradient; return the flat update, which is then undone."""
+        sizes = [weight.numel() for weight in self.parameters]
+        for weight, piece in zip(self.parameters, gradient.double().split(sizes), strict=True):
+            weight.grad = piece.view_as(weight).clone()
+        before = [weight.detach().clone() for weight in self.parameters]
+        for part in self.optimizers:
+            part.step()
+        moved = [weight.detach() - old for weight, old in zip(self.parameters, before, strict=True)]
+        with torch.no_grad():
+            for weight, start in zip(self._all, self._start, strict=True):
+                weight.copy_(start)
+        return operators.join(moved)
+
+
+def _transplant(optimizer: Optimizer, copies: dict[int, nn.Parameter]) -> Optimizer:
+    """Return the optimizer with its state, over copies of its parameters (by their ids)."""
+    memo: dict[int, Any] = dict(copies)
+    replaced = {"state", "step", *(name for name in vars(optimizer) if name.endswith("_hooks"))}
+    attributes = {
+        name: copy.deepcopy(value, memo)
+        for name, value in vars(optimizer).items()
+        if name not in replaced
+    }
+    new: Optimizer = type(optimizer).__new__(type(optimizer))
+    new.__setstate__({**attributes, "state": collections.defaultdict(dict)})
+    new.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return new
+
+
+def measure_response(
+    stepping: OptimizerCopy, gradients: Sequence[Tensor], seed: int, size: float = RESPONSE.size
+) -> Tensor:
+    """Return the response of each entry, flat; `stepping` steps on. 0 where no gradient is."""
+    generator = torch.Generator().manual_seed(seed)
+    mean_square = torch.stack(list(gradients)).double().square().mean(0)
+    signs = torch.randint(2, mean_square.shape, generator=generator).to(mean_square) * 2 - 1
+    change = size * signs * mean_square.sqrt()
+    changed = OptimizerCopy(stepping.optimizers, stepping.parameters)
+    response = torch.zeros_like(change)
+    for step in range(RESPONSE.steps):
+        sign = (-1) ** step
+        gradient = gradients[step % len(gradients)].double()
+        update = stepping.update(gradient)
+        difference = changed.update(gradient + sign * change) - update
+        if step >= RESPONSE.steps - RESPONSE.averaged:
+            response -= sign * difference / RESPONSE.averaged
+    return torch.where(change != 0, response / change, 0.0)
+
+
+def warm_up(stepping: OptimizerCopy, gradients: Sequence[Tensor], steps: int) -> Tensor:
+    """Step with the gradients in turn; return the first update."""
+    first = stepping.update(gradients[0])
+    for step in range(1, steps):
+        stepping.update(gradients[step % len(gradients)])
+    return first
+
+
+def is_descent(response: Tensor) -> bool:
+    """Whether every weight steps against a change of its gradient."""
+    return bool(response.any()) and not bool(
+        (response < -RESPONSE.spread * response.abs().mean()).any()
+    )
+
+
+def disagreement(first: Tensor, second: Tensor) -> str:
+    """Say why two responses are not those of one linear, diagonal rule; empty if they are."""
+    ratio = float(first @ second) / float(first.square().sum())
+    spread = float((second / ratio - first).norm() / first.norm())
+    if spread > RESPONSE.spread:
+        return "its steps are not linear, weight by weight, in a change of the gradient"
+    if not RESPONSE.least <= ratio <= RESPONSE.most:
+        return "its response to the gradient depends on the rate or on the steps before"
+    return ""

@@ -339,13 +339,11 @@ class _Fitting:
         """For adaptive optimizers without symmetries, and those of other steps: the scheme."""
         request = self.request
         decoupled = request.optimizer == "adamw"
-        drawn = f"the weights of {request.scheme_name}"
-        if request.fit.scheme == "keep":
-            drawn = "the given weights"
+        is_given = request.fit.scheme == "keep"
+        drawn = "the given weights" if is_given else f"the weights of {request.scheme_name}"
         optimizer = {"adamw": "AdamW", "adam": "Adam"}.get(request.optimizer, request.optimizer)
-        rate = request.lr
-        if rate == "auto":
-            rate = math.nan  # that of other optimizers is searched by trials
+        # That of other optimizers is searched by trials.
+        rate = math.nan if request.lr == "auto" else request.lr
         if request.lr == "auto" and request.is_adam_like:
             rule = AdamRule(decoupled=decoupled, weight_decay=0.01 * decoupled)
             rate = best_adam_rate(self.model.factory.functional(), rule)

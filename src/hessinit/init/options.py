@@ -64,7 +64,7 @@ SCALING = Scaling()
 # The steps of these divide by the size of recent gradients, as Adam's do: weights are fitted to the
 # curvature that Adam sees.
 ADAM_LIKE = ("adam", "adamw", "nadam", "radam", "rmsprop", "adagrad", "adamax")
-ADAM_LIKE_ENDINGS = ("8bit", "4bit", "fp8", "schedulefree")  # of names, as of AdamW8bit
+ADAM_LIKE_ENDINGS = ("", "8bit", "4bit", "fp8", "schedulefree")  # of names, as of AdamW8bit
 # What scheme="auto" stands for; in deep chains it draws smaller or larger pre-activations than 1.
 AUTO_SCHEME = "lsuv"
 SYMMETRIES = "symmetries"  # instead of a scaling: along transformations that change no output
@@ -218,9 +218,7 @@ class FitRequest:
     def is_adam_like(self) -> bool:
         """Whether an adaptive optimizer sees the curvature that Adam sees."""
         name = self.optimizer.lower()
-        for ending in ADAM_LIKE_ENDINGS:
-            name = name.removesuffix(ending)
-        return name in ADAM_LIKE
+        return any(name.removesuffix(ending) in ADAM_LIKE for ending in ADAM_LIKE_ENDINGS)
 
     @property
     def momentum(self) -> float:

@@ -34,6 +34,7 @@ from hessinit.curvature.evaluation import unused_leaves
 from hessinit.curvature.preconditioner import (
     AdamRule,
     ScaledCurvature,
+    adam_preconditioner,
     gradient_moments,
     spectral_norm,
 )
@@ -787,9 +788,10 @@ class SymmetryScaler:
         engine = build_engine(evaluations, curvature, settings, network_estimator(evaluations))
         if self._adam is None:
             return lambda weights: finite_or_inf(engine.extremes(weights).norm.value)
-        _, square, _ = gradient_moments(evaluations)
-        adam_scale = torch.where(square > 0, square.sqrt() + self._adam.eps, torch.inf)
-        pieces = operators.split(adam_scale, [leaf.shape for leaf in problem.leaves.values()])
+        preconditioner = adam_preconditioner(gradient_moments(evaluations), self._adam.eps)
+        pieces = operators.split(
+            preconditioner.scale, [leaf.shape for leaf in problem.leaves.values()]
+        )
         scales = dict(zip(problem.leaves, pieces, strict=True))
 
         def norm_of(weights: Sequence[str]) -> float:

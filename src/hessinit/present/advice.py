@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from hessinit.present import document as doc
 from hessinit.present import words as w
 from hessinit.present.curvature import MATRIX_OF_NORM, optimizer_chart, write_rate
-from hessinit.results.advice import Descent, LearningRateAdvice, TriedRates
+from hessinit.results.advice import FLAT_INITIALIZATION, Descent, LearningRateAdvice, TriedRates
+from hessinit.results.curvature_report import Estimate
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, Trial
 
 FLAT = "The curvature is 0, so it sets no limit."
+FIRST_STEP = "The first step sets it: it lowers the quadratic model of the loss most at this rate."
 OVERFLOW = "The curvature is not finite: no learning rate is stable with these weights."
 NOT_LEARNED = "No learning rate: the network did not learn in any trial"
 WAYS_TO_LEARN = (
@@ -32,7 +34,8 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
     if advice.learns:
         rate = w.mark_doubt(rate, advice.converged)
         answer = f"learning rate: {rate}"
-    limit = w.mark_doubt(_write_limit(advice.stable_learning_rate), advice.converged)
+    stable = advice.stable_learning_rate
+    limit = "unknown" if math.isnan(stable) else w.mark_doubt(write_rate(stable), advice.converged)
     warmup = f"{advice.warmup.steps} steps" if advice.warmup.advised else "none"
     rows = [
         ("learning rate", rate, advice.learning_rate_reason),
@@ -57,10 +60,6 @@ def describe_advice(advice: LearningRateAdvice) -> doc.Document:
         numbers=[doc.KeyNumber(name.capitalize(), value) for name, value, _ in rows],
         sections=[doc.Section("Advice", blocks, "advice")],
     )
-
-
-def _write_limit(rate: float) -> str:
-    return "unknown" if math.isnan(rate) else write_rate(rate)
 
 
 def _tell_basis(advice: LearningRateAdvice) -> list[str]:
@@ -117,21 +116,24 @@ def explain_adaptive(
     return FLAT if best == math.inf else why_best, FLAT if stable == math.inf else why_stable
 
 
-def explain_unknown(refusal: str) -> str:
-    """Return why there is no stability limit: the curvature was refused."""
-    return f"Not known, as there is no curvature: {refusal}"
+def explain_first_step(later: float) -> str:
+    """Return why a rate is stable for Adam, whose first step raises the loss first."""
+    return (
+        "Above it the first step, equally long in every weight, raises the quadratic model of the "
+        f"loss; with P fixed, later steps grow above {w.format_number(later)}."
+    )
 
 
-def explain_response(norm: float, optimizer: str, reason: str) -> str:
-    """Return why the limit that follows from an optimizer's response is stable, or is none."""
-    if math.isnan(norm):
-        return f"No rate of a quadratic is its limit, as {reason}: trials decide."
-    if norm == 0:
+def explain_response(norm: Estimate, optimizer: str) -> str:
+    """Return why the limit that follows from an optimizer's response is stable, or is unknown."""
+    if math.isnan(norm.value):
+        return f"No rate follows from the curvature: {norm.reason.rstrip('.')}."
+    if norm.value == 0:
         return FLAT
     return (
-        f"2/{w.format_number(norm)}, the norm of S^½ H S^½ with S the response of {optimizer} to a "
-        "gradient that alternates in sign: above it the steps grow on a quadratic of this "
-        "curvature."
+        f"2/{w.format_number(norm.value)}, the norm of S^½ H S^½ with S the response of "
+        f"{optimizer} to a gradient that alternates in sign: above it the steps grow on a "
+        "quadratic of this curvature."
     )
 
 
@@ -143,8 +145,10 @@ def explain_self_tuning(optimizer: str) -> str:
     )
 
 
-def explain_clipping(clip_norm: float, length: float) -> str:
-    """Return what clipping does to the stability limit at these weights."""
+def explain_clipping(clip_norm: float | None, length: float, stable: float) -> str:
+    """Return what clipping does to the stability limit at these weights, if it does."""
+    if clip_norm is None or length <= clip_norm or not math.isfinite(stable):
+        return ""
     return (
         f" That is without clipping, which shortens steps: the gradient is "
         f"{w.format_times(length / clip_norm)} times as long as clip_norm={clip_norm:g}."
@@ -238,9 +242,13 @@ def _tell_end(trial: Trial) -> str:
     return f"ended at {w.format_number(trial.score)}" if trial.survived else "diverged"
 
 
-def flat_initialization(norm: float) -> str:
-    """Return the warning that the weights are flatter than the network will soon be."""
+def flat_initialization(norm: float) -> tuple[str, ...]:
+    """Return the warning that the weights are flatter than the network will soon be, if so."""
+    if not 0 < norm < FLAT_INITIALIZATION:
+        return ()
     return (
-        f"These weights are flat (‖H‖ = {w.format_number(norm)}): the curvature usually grows "
-        "within a few steps, and the stable learning rate falls with it."
+        (
+            f"These weights are flat (‖H‖ = {w.format_number(norm)}): the curvature usually grows "
+            "within a few steps, and the stable learning rate falls with it."
+        ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from hessinit.errors import ProblemError, argument, check_number, check_positive, choose
 from hessinit.results.curvature_report import Estimate, largest_magnitude
@@ -115,15 +115,8 @@ class WarmupAdvice:
 
 def untried_warmup(lr: float | None, best: float) -> WarmupAdvice:
     """No warmup: at the advised rate and below none is needed, and above it none was tried."""
-    reason = presenter("advice").explain_no_warmup(lr, best)
-    return WarmupAdvice(advised=False, steps=0, reason=reason)
-
-
-def tried_warmup(advised: bool, steps: int, without: Trial, warmed: Trial) -> WarmupAdvice:
-    """What two trials say, one `without` a warmup over `steps` steps, and one with it."""
-    reason = presenter("advice").explain_tried_warmup(advised, steps, without, warmed)
     return WarmupAdvice(
-        advised=advised, steps=steps if advised else 0, reason=reason, trials=(without, warmed)
+        advised=False, steps=0, reason=presenter("advice").explain_no_warmup(lr, best)
     )
 
 
@@ -186,49 +179,3 @@ class LearningRateAdvice(Result):
     def learns(self) -> bool:
         """Whether the network learned in a trial; without trials, whether its gradient is not 0."""
         return 0 < self.learning_rate < math.inf
-
-
-def advise_descent(
-    descent: Descent,
-    top: Estimate,
-    bottom: Estimate,
-    *,
-    lr: float | None,
-    notes: tuple[str, ...],
-    **facts: Any,
-) -> LearningRateAdvice:
-    """Return the advice that follows from both ends of the spectrum; `facts` are other fields."""
-    say = presenter("advice")
-    norm = descent.norm(top, bottom)
-    why_best, why_stable = say.explain_descent(descent, norm.value)
-    best = descent.best(norm.value)
-    flat = 0 < norm.value < FLAT_INITIALIZATION
-    return LearningRateAdvice(
-        optimizer=str(descent),
-        lr=lr,
-        learning_rate=best,
-        learning_rate_reason=why_best,
-        stable_learning_rate=descent.stability_limit(norm.value),
-        stable_reason=why_stable,
-        warmup=untried_warmup(lr, best),
-        norm=norm,
-        notes=(*notes, say.flat_initialization(norm.value)) if flat else notes,
-        **facts,
-    )
-
-
-def with_trials(
-    advice: LearningRateAdvice, tried: TriedRates, warmup: WarmupAdvice | None
-) -> LearningRateAdvice:
-    """The advice with the rate that follows from trials, and with the warmup that was tried."""
-    say = presenter("advice")
-    return replace(
-        advice,
-        learning_rate=tried.rate,
-        learning_rate_reason=say.explain_trials(tried),
-        stable_reason=say.explain_limit(
-            advice.stable_reason, advice.stable_learning_rate, tried.trials
-        ),
-        trials=tried.trials,
-        warmup=warmup or untried_warmup(advice.lr, tried.rate),
-    )

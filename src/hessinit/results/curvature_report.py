@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hessinit.errors import ProblemError, choose
-from hessinit.results.result import LATER, ByName, NamedLayer, PlainData, Result
+from hessinit.results.result import LATER, ByName, NamedLayer, PlainData, Result, presenter
 
 if TYPE_CHECKING:
     from hessinit.results.advice import LearningRateAdvice
@@ -366,7 +366,7 @@ class CurvatureReport(ByName[LayerCurvature], Result):
         weight_decay: float | None = None,
     ) -> LearningRateAdvice:
         """Return rates for gradient descent: "sgd", "momentum" or "nesterov"."""
-        from hessinit.results.advice import advise_descent, check_rate, named_descent
+        from hessinit.results import advice
 
         name: object = optimizer  # of any type, whatever the annotation says
         if not isinstance(name, str) or name.startswith("adam"):
@@ -375,17 +375,27 @@ class CurvatureReport(ByName[LayerCurvature], Result):
                 "adaptive rates need the gradient. Use hessinit.advise(model, loss, batch, "
                 "optimizer=...)."
             )
-        return advise_descent(
-            named_descent(optimizer, momentum, weight_decay),
-            self.network.top,
-            self.network.bottom,
-            lr=check_rate(lr),
+        rate = advice.check_rate(lr)
+        descent = advice.named_descent(optimizer, momentum, weight_decay)
+        norm = descent.norm(self.network.top, self.network.bottom)
+        best = descent.best(norm.value)
+        say = presenter("advice")
+        best_reason, stable_reason = say.explain_descent(descent, norm.value)
+        return advice.LearningRateAdvice(
+            optimizer=str(descent),
+            lr=rate,
+            learning_rate=best,
+            learning_rate_reason=best_reason,
+            stable_learning_rate=descent.stability_limit(norm.value),
+            stable_reason=stable_reason,
+            warmup=advice.untried_warmup(rate, best),
+            norm=norm,
             weights=self.names,
             parameters=self.network.parameters,
             curvature=self.curvature,
             loss=self.loss,
             examples=self.examples,
-            notes=self.notes,
+            notes=(*self.notes, *say.flat_initialization(norm.value)),
             versions=self.versions,
         )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from hessinit.curvature.engine import LanczosSettings
 from hessinit.curvature.engine_choice import (
@@ -19,8 +19,7 @@ from hessinit.curvature.engine_choice import (
     exactly_or_plainly,
     functional_form,
 )
-from hessinit.curvature.evaluation import Evaluation, LossGradient, in_gradients, loss_gradient
-from hessinit.curvature.preconditioner import AdamRule
+from hessinit.curvature.evaluation import LossGradient, in_gradients, loss_gradient
 from hessinit.errors import (
     ConvergenceError,
     ConvergenceWarning,
@@ -38,7 +37,6 @@ from hessinit.measurement.facts import (
     notes_on,
 )
 from hessinit.present import advice as say
-from hessinit.present.words import format_number
 from hessinit.problem.batches import Batch
 from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
@@ -47,8 +45,8 @@ from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import length_over_ranks, lockstep_ranks, on_all_ranks, require_alike
 from hessinit.results import advice as results
-from hessinit.results.advice import Descent, TriedRates, WarmupAdvice, tried_warmup
-from hessinit.results.curvature_report import MATRICES, Estimate
+from hessinit.results.advice import Descent, TriedRates, WarmupAdvice
+from hessinit.results.curvature_report import MATRICES
 from hessinit.results.initialization import DIVERGED, LEARNED, Trial
 from hessinit.training import optimizer_rules as rules
 from hessinit.training.optimizers import AnyOptimizer, Training
@@ -119,38 +117,28 @@ def advise(
     held = replace(problem, layers=sorted(rule.rates) or problem.layers)
     work = partial(_measure, rule=rule, curvature=curvature, settings=search)
     try:
-        measured = exactly_or_plainly(held, "auto", lockstep_ranks(), work)
+        measured, limit, facts, gradient = exactly_or_plainly(held, "auto", lockstep_ranks(), work)
     except DerivativeError as failure:
         if not trial_steps:
             raise
-        measured = _measure_without_limit(held, work, failure)
-    facts = measured.facts
-    limit = measured.limit
-    rates = None
-    warmup = None
-    if trial_steps and not rule.tunes_itself:
-        rates, warmup, fault = _try_rates(
-            TrainingSetup.of(problem, training),
-            measured.problem.batches,
-            rule,
-            limit.best,
-            trial_steps,
-        )
-        facts["notes"] += fault
+        measured, limit, facts, gradient = _measure_without_limit(held, work, failure)
+    rates, warmup, fault = _try_rates(
+        TrainingSetup.of(problem, training), measured.batches, rule, limit.best, trial_steps
+    )
+    facts["notes"] += fault
     if rates is not None and rates.trained_before and limit.frozen:
         facts["notes"] += (say.NO_GRADIENT_YET,)
-    seconds = measured.problem.clock() - started
-    facts |= {"seconds": seconds, "gradients": in_gradients(seconds, measured.gradient.seconds)}
-    advice = _advise_by_limit(rule, limit, facts)
-    clipping = _explain_clipping(training.clip_norm, measured.gradient.by_leaf)
-    if math.isfinite(advice.stable_learning_rate):
-        advice = replace(advice, stable_reason=f"{advice.stable_reason}{clipping}")
-    if rates is not None:
-        advice = results.with_trials(advice, rates, warmup)
+    seconds = measured.clock() - started
+    facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient.seconds)}
+    length = math.hypot(*(float(part.norm()) for part in gradient.by_leaf.values()))
+    clipping = say.explain_clipping(training.clip_norm, length_over_ranks(length), limit.stable)
+    advice = _advise(rule, limit, rates, warmup, clipping, facts)
     if not advice.converged:
-        reached = argument("tolerance", tolerance)
-        reason = advice.norm.reason
-        unreached = ConvergenceError("the curvature did not reach ", reached, f": {reason}.")
+        unreached = ConvergenceError(
+            "the curvature did not reach ",
+            argument("tolerance", tolerance),
+            f": {advice.norm.reason}.",
+        )
         if strict:
             raise unreached
         warnings.warn(str(unreached), ConvergenceWarning, stacklevel=4)  # past the decorators
@@ -167,6 +155,9 @@ def _try_rates(
     """Return what trials say of rates and of a warmup, or a note why none could be made."""
     rates = None
     warmup = None
+    fault: tuple[str, ...] = ()
+    if not steps or rule.tunes_itself:
+        return rates, warmup, fault
     try:
         with prepare_trials(setup, batches) as setting:
             rates = search_rate(setting, rule, best, steps)
@@ -177,28 +168,12 @@ def _try_rates(
     # What can be measured need not be trainable, as an RNN in eval mode.
     except Exception as failure:
         require_alike(failure)
-        note = f"No trial of the learning rate, as a training step failed: {failure}"
-        return rates, None, (note,)
-    return rates, warmup, ()
+        fault = (f"No trial of the learning rate, as a training step failed: {failure}",)
+    return rates, warmup, fault
 
 
-def _explain_clipping(clip_norm: float | None, gradients: Mapping[str, Tensor]) -> str:
-    """Say how much clipping shortens a step at these weights; nothing where it does not."""
-    length = math.hypot(*(float(gradient.norm()) for gradient in gradients.values()))
-    length = length_over_ranks(length)
-    if clip_norm is None or length <= clip_norm:
-        return ""
-    return say.explain_clipping(clip_norm, length)
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """A problem, the limit of an optimizer on it, and the facts of the advice."""
-
-    problem: FunctionalProblem
-    limit: rules.StabilityLimit
-    facts: dict[str, Any]
-    gradient: LossGradient
+# A problem, the limit of an optimizer on it, the facts of the advice, and the gradient.
+_Measured = tuple[FunctionalProblem, rules.StabilityLimit, dict[str, Any], LossGradient]
 
 
 def _measure(
@@ -212,8 +187,7 @@ def _measure(
     with problem.settings():
         evaluations, of_all = evaluate_everywhere(problem)
         if unknown:
-            norm = Estimate(math.nan, 0.0, True, unknown)
-            limit = rules.StabilityLimit(math.nan, math.nan, norm, rule.rule)
+            limit = rules.unknown_limit(unknown)
         else:
             limit = rules.find_stability_limit(
                 rule,
@@ -222,9 +196,21 @@ def _measure(
                 settings,
                 semidefinite=curvature == "gauss-newton",
             )
-        facts = _facts_of(problem, evaluations, curvature, of_all)
-        facts["notes"] += (*rule.notes, *note_uncounted(problem, rule.moved), *limit.notes)
-        return _Measured(problem, limit, facts, loss_gradient(evaluations))
+        shared = {**facts_of(problem, evaluations), **of_all}
+        facts = {
+            "curvature": curvature,
+            **{name: shared[name] for name in ("loss", "examples", "versions")},
+            "weights": tuple(layer.name for layer in in_running_order(problem, evaluations)),
+            "parameters": sum(layer.size for layer in problem.layers),
+            "notes": (
+                *notes_on(problem, evaluations),
+                *note_unchecked(problem.check),
+                *rule.notes,
+                *note_uncounted(problem, rule.moved),
+                *limit.notes,
+            ),
+        }
+        return problem, limit, facts, loss_gradient(evaluations)
 
 
 def _measure_without_limit(
@@ -238,109 +224,92 @@ def _measure_without_limit(
         return measure(InPlaceProblem(problem, unknown), unknown=unknown)
 
 
-def _facts_of(
-    problem: FunctionalProblem,
-    evaluations: Sequence[Evaluation],
-    curvature: str,
-    of_all: dict[str, Any],
-) -> dict[str, Any]:
-    """Return the fields of the advice that describe the problem, in a job that of all ranks."""
-    shared = {**facts_of(problem, evaluations), **of_all}
-    return {
-        "curvature": curvature,
-        **{name: shared[name] for name in ("loss", "examples", "versions")},
-        "weights": tuple(layer.name for layer in in_running_order(problem, evaluations)),
-        "parameters": sum(layer.size for layer in problem.layers),
-        "notes": (*notes_on(problem, evaluations), *note_unchecked(problem.check)),
-    }
-
-
-def _advise_by_limit(
-    rule: rules.OptimizerRule, limit: rules.StabilityLimit, facts: dict[str, Any]
+def _advise(
+    rule: rules.OptimizerRule,
+    limit: rules.StabilityLimit,
+    rates: TriedRates | None,
+    warmup: WarmupAdvice | None,
+    clipping: str,
+    facts: dict[str, Any],
 ) -> results.LearningRateAdvice:
-    """Return the advice that follows from the stability limit alone."""
-    lr = rule.lr or None
+    """Return the advice that follows from trials, and without them from the limit alone."""
+    best = limit.best
+    best_reason, stable_reason = _explain(limit, rule.name)
+    if isinstance(limit.rule, Descent):
+        facts["notes"] += say.flat_initialization(limit.norm.value)
     if rule.tunes_itself:
-        return results.LearningRateAdvice(
-            optimizer=rule.name,
-            lr=lr,
-            learning_rate=1.0,
-            learning_rate_reason=say.explain_self_tuning(rule.name),
-            stable_learning_rate=math.nan,
-            stable_reason=f"Not known: {rule.name} changes the length of its steps in training.",
-            norm=limit.norm,
-            warmup=results.untried_warmup(lr, 1.0),
-            **facts,
-        )
-    if not isinstance(limit.rule, Descent) or limit.ends is None:
-        best_reason, stable_reason = _explain(limit, rule.name)
-        return results.LearningRateAdvice(
-            optimizer=rule.name,
-            lr=lr,
-            learning_rate=limit.best,
-            learning_rate_reason=best_reason,
-            stable_learning_rate=limit.stable,
-            stable_reason=stable_reason,
-            norm=limit.norm,
-            frozen=limit.frozen,
-            warmup=results.untried_warmup(lr, limit.best),
-            **facts,
-        )
-    advice = results.advise_descent(limit.rule, *limit.ends, lr=lr, **facts)
-    return replace(advice, optimizer=rule.name)
+        best = 1.0
+        best_reason = say.explain_self_tuning(rule.name)
+    if rates is not None:
+        best = rates.rate
+        best_reason = say.explain_trials(rates)
+    trials = () if rates is None else rates.trials
+    return results.LearningRateAdvice(
+        optimizer=rule.name,
+        lr=rule.lr or None,
+        learning_rate=best,
+        learning_rate_reason=best_reason,
+        stable_learning_rate=limit.stable,
+        stable_reason=say.explain_limit(stable_reason + clipping, limit.stable, trials),
+        norm=limit.norm,
+        frozen=limit.frozen,
+        warmup=warmup or results.untried_warmup(rule.lr or None, best),
+        trials=trials,
+        **facts,
+    )
 
 
 def _explain(limit: rules.StabilityLimit, name: str) -> tuple[str, str]:
-    """Return the reasons of the best and the stable rate, but for gradient descent's."""
+    """Return the reasons of the best and the stable rate."""
     norm = limit.norm.value
-    first_step = (
-        "The first step sets it: it lowers the quadratic model of the loss most at this rate."
-    )
     rule = limit.rule
-    if rule is None and not math.isnan(limit.best):
-        return first_step, say.explain_response(norm, name, limit.norm.reason)
-    if math.isnan(norm):
-        unknown = say.explain_unknown(limit.norm.reason)
-        return unknown, unknown
-    assert isinstance(rule, AdamRule)
-    best = rule.best(norm)
+    if rule is None:
+        stable_reason = say.explain_response(limit.norm, name)
+        first_step = stable_reason if math.isnan(limit.best) else say.FIRST_STEP
+        return first_step, stable_reason
+    if isinstance(rule, Descent):
+        return say.explain_descent(rule, norm)
     best_reason, stable_reason = say.explain_adaptive(
-        norm, best, limit.stable, rule.decoupled_decay
+        norm, rule.best(norm), limit.stable, rule.decoupled_decay
     )
-    if limit.first_step < best:
-        best_reason = first_step
+    if limit.first_step < rule.best(norm):
+        best_reason = say.FIRST_STEP
     later = rule.stability_limit(norm)
     if 2 * limit.first_step <= later < math.inf:
-        stable_reason = (
-            "Above it the first step, equally long in every weight, raises the quadratic model of "
-            f"the loss; with P fixed, later steps grow above {format_number(later)}."
-        )
+        stable_reason = say.explain_first_step(later)
     return best_reason, stable_reason
+
+
+@dataclass(frozen=True)
+class StepRules:
+    """How the rate of one kind of optimizer is searched."""
+
+    # The trials are short and see one batch; the best rate of 300 steps lay between theirs and the
+    # one whose first step is this part of the weights' length.
+    part: float
+    # The first trial, in rates of the largest guaranteed decrease; 0: where the part says.
+    start: float = 2.0
+    # The advice over the rate that trials favour is this power of the ratio of the two, and at most
+    # the next: trials survive rates at which a training fails in the end.
+    power: float = 1 / 3
+    most_times: float = 0.6
+    longer: int = 1  # than others' trials, by this factor
 
 
 @dataclass(frozen=True)
 class SearchRules:
     """How rates are searched; chosen on the development problems of `benchmarks/advice.py`."""
 
-    # The trials are short and see one batch; the best rate of 300 steps lay between theirs and the
-    # one whose first step is this part of the weights' length.
-    part_sgd: float = 0.05
-    part_momentum: float = 0.003
-    part_adam: float = 0.01
-    # The advice over the rate that trials favour is this power of the ratio of the two, and stays
-    # between these: trials survive rates at which a training fails in the end.
-    power: float = 1 / 3
-    least_times: float = 0.25
-    most_times: float = 0.6
+    sgd: StepRules = StepRules(0.05, start=1.0)
+    momentum: StepRules = StepRules(0.003)
+    adam: StepRules = StepRules(0.01)
     # Of optimizers without a closed form the first steps say little: the length that counts is the
-    # usual one among so many. Their trials are longer, and the other numbers become these.
+    # usual one among so many moves.
+    any: StepRules = StepRules(0.027, start=0.0, power=1 / 2, most_times=1.0, longer=3)
     moves: int = 48
-    part_any: float = 0.027
-    longer_any: int = 3
-    power_any: float = 1 / 2
-    most_times_any: float = 1.0
     # The length of the first of these moves, as a part of that of the weights: next to none.
     small_move: float = 1e-5
+    least_times: float = 0.25  # as most_times
     most_trials: int = 14
     # A loss that changes by less than this part of what could be gained stands still, and at lower
     # rates, too.
@@ -352,6 +321,12 @@ class SearchRules:
     warmup_trial: int = 96
     # Where the curvature sets no rate and no step moves the weights.
     fallback: float = 1e-3
+
+    def of(self, rule: rules.Rule | None) -> StepRules:
+        """Return those of an optimizer with this closed form."""
+        if isinstance(rule, Descent):
+            return self.momentum if rule.momentum else self.sgd
+        return self.adam if rule else self.any
 
 
 SEARCH = SearchRules()
@@ -366,40 +341,32 @@ def search_rate(
     moves the weights by a fixed part of their length; beside frozen weights, which were trained, it
     is a fixed part of the former. It is one that was tried, or lies between two.
     """
+    stepping = SEARCH.of(optimizer.rule)
     # A step that is lost in the rounding of the weights has no length.
     moved = setting.first_move(best if 0 < best < math.inf else 1.0)
-    part = _part_of_length(optimizer)
-    power = SEARCH.power
-    most_times = SEARCH.most_times
-    if optimizer.rule is None:
-        best = math.nan
-        power = SEARCH.power_any
-        most_times = SEARCH.most_times_any
-        steps *= SEARCH.longer_any
-        if 0 < moved < math.inf:
-            moved = setting.usual_move(SEARCH.small_move / moved, SEARCH.moves) or moved
-    reach = part / moved if 0 < moved < math.inf else 0.0
-    search = RateSearch(setting, _starting_rate(optimizer, best, reach), steps)
+    if optimizer.rule is None and 0 < moved < math.inf:
+        moved = setting.usual_move(SEARCH.small_move / moved, SEARCH.moves) or moved
+    reach = stepping.part / moved if 0 < moved < math.inf else 0.0
+    start = stepping.start * best if best < math.inf else 0.0
+    search = RateSearch(setting, start or reach or SEARCH.fallback, stepping.longer * steps)
     chosen = search.run()
     trials = tuple(search.trials[exponent] for exponent in sorted(search.trials))
     if search.longer is not None:
         trials = (*trials, search.longer)
-    trained_before = bool(reason_to_keep(setting.setup.model))
+    tried = TriedRates(trials=trials, trained_before=bool(reason_to_keep(setting.setup.model)))
     if not search.learned:
-        return TriedRates(trials=trials, trained_before=trained_before)
+        return tried
     favoured = search.interpolated(chosen)
-    times = min(max((reach / favoured) ** power, SEARCH.least_times), most_times)
-    if trained_before:
+    times = (reach / favoured) ** stepping.power
+    times = min(max(times, SEARCH.least_times), stepping.most_times)
+    if tried.trained_before:
         times = SEARCH.adapter_times
     survivors = [trial.lr for trial in trials if trial.survived]
-    rate = min(max(times * favoured, min(survivors)), max(survivors))
-    stopped = chosen in (min(search.trials), max(search.trials))
-    return TriedRates(
-        trials=trials,
-        rate=rate,
+    return replace(
+        tried,
+        rate=min(max(times * favoured, min(survivors)), max(survivors)),
         favoured=favoured,
-        stopped_at_end=stopped,
-        trained_before=trained_before,
+        stopped_at_end=chosen in (min(search.trials), max(search.trials)),
     )
 
 
@@ -409,7 +376,12 @@ def try_warmup(setting: TrialSetting, lr: float) -> WarmupAdvice:
     without = setting.train(lr, steps=SEARCH.warmup_trial)
     warmed = setting.train(lr, steps=SEARCH.warmup_trial, warmup=steps)
     advised = warmed.survived and not warmed.score >= without.score  # a score of nan: diverged
-    return tried_warmup(advised, steps, without, warmed)
+    return WarmupAdvice(
+        advised=advised,
+        steps=steps if advised else 0,
+        reason=say.explain_tried_warmup(advised, steps, without, warmed),
+        trials=(without, warmed),
+    )
 
 
 @dataclass
@@ -491,24 +463,3 @@ class RateSearch:
 
     def _is_better(self, power: int, other: int) -> bool:
         return self._score(power) < self._score(other)
-
-
-def _starting_rate(optimizer: rules.OptimizerRule, best: float, reach: float) -> float:
-    """Return where the trials begin: near the rate that they favour as a rule.
-
-    `best` is the rate of the largest guaranteed decrease. Where the curvature sets none, it is
-    `reach`, at which the first step is a fixed part of the length of the weights.
-    """
-    if not 0 < best < math.inf:
-        return reach or SEARCH.fallback
-    is_plain = isinstance(optimizer.rule, Descent) and not optimizer.rule.momentum
-    return best if is_plain else 2 * best
-
-
-def _part_of_length(optimizer: rules.OptimizerRule) -> float:
-    """Return the length of a good step, as a part of the length of the weights."""
-    if optimizer.rule is None:
-        return SEARCH.part_any
-    if not isinstance(optimizer.rule, Descent):
-        return SEARCH.part_adam
-    return SEARCH.part_momentum if optimizer.rule.momentum else SEARCH.part_sgd

@@ -293,8 +293,9 @@ def _lower_rate(report: CurvatureReport, rule: rules.OptimizerRule, stable: floa
     # The size of the weights does not change the length of Adam's steps, and flat weights grow
     # sharper.
     if isinstance(rule.rule, Descent) and report.network.norm > FLAT_INITIALIZATION:
-        initialize = f"hessinit.initialize_(model, loss, batch, lr={rule.lr:g})"
-        lower = f"{lower}, or fit the weights to it: {initialize}"
+        lower += (
+            f", or fit the weights to it: hessinit.initialize_(model, loss, batch, lr={rule.lr:g})"
+        )
     return f"{lower}."
 
 
@@ -323,10 +324,9 @@ def _judge_smallness(
     decrease = rule.lr * rule.rule.lasting * report.gradient_norm**2 / gain
     if decrease >= SOUNDNESS.least_decrease:
         return []
-    share = words.format_percent(1000 * decrease, 2)
     message = (
         f"At lr = {rule.lr:g} the gradient is too small: 1,000 steps along it would lower the loss "
-        f"by {share} of what can be gained."
+        f"by {words.format_percent(1000 * decrease, 2)} of what can be gained."
     )
     return [Finding(kind="gradient too small", message=message, way_out=f"Raise lr. {REDRAW}.")]
 

@@ -26,7 +26,7 @@ from hessinit.problem.ranks import mean_over_ranks, on_any_rank, require_alike
 from hessinit.problem.sharding import local_part
 from hessinit.problem.substitutes import in_mode
 from hessinit.results.track_record import Tracking
-from hessinit.training.optimizers import AnyOptimizer, Stepper, Training, Warmup
+from hessinit.training.optimizers import AnyOptimizer, Stepper, Training
 
 ONE_AT_A_TIME = threading.RLock()  # runs use global generators and settings, so threads take turns
 # Half of fewer examples may be far sharper than the batch.
@@ -288,7 +288,7 @@ def train(
     batches: Iterable[tuple[Any, Any]],
     optimizer: Stepper,
     *,
-    warmup: Warmup | None = None,
+    warmup: int = 0,
     forward: Forward | None = None,
     build: Callable[[], nn.Module] | None = None,
     on_step: Callable[[int, float], object] | None = None,
@@ -296,15 +296,16 @@ def train(
     """Train in place; returns the loss of every step before it is made, and why training failed.
 
     It is the mean over the mini-batches whose gradients the step accumulates, at the weights that
-    count (`Stepper.averages`). A loss that is not finite is the last, and no step is made with it.
+    count. A loss that is not finite is the last, and no step is made with it.
     An exception counts as a loss of nan if the weights are its cause: some are not finite, or a new
     model from `build` accepts the same batch. `on_step(number, loss)` is called after every step,
     counted from 1.
     """
     losses: list[float] = []
-    for step, parts in enumerate(_grouped(batches, optimizer.accumulate)):
-        if warmup is not None:
-            warmup.set(step)
+    # So many batches at a time; what remains is dropped.
+    groups = zip(*[iter(batches)] * optimizer.accumulate, strict=False)
+    for step, parts in enumerate(groups):
+        optimizer.warm_up(step, warmup)
         model.zero_grad(set_to_none=True)  # that of the optimizer asks torch's compiler each time
         failure = ""
         try:
@@ -326,13 +327,6 @@ def train(
     return losses, ""
 
 
-def _grouped(
-    batches: Iterable[tuple[Any, Any]], size: int
-) -> Iterator[tuple[tuple[Any, Any], ...]]:
-    """Return so many batches at a time; what remains is dropped."""
-    return zip(*[iter(batches)] * size, strict=False)
-
-
 def _add_gradients(
     model: nn.Module,
     loss: Loss,
@@ -349,7 +343,7 @@ def _add_gradients(
         if not math.isfinite(losses[-1]):
             break
         (value / len(parts) if len(parts) > 1 else value).backward()
-        if optimizer.averages:
+        if optimizer.averaging:
             with optimizer.evaluating():
                 losses[-1] = mean_over_ranks(evaluate_loss(model, loss, part, forward)).item()
     return statistics.fmean(losses)
@@ -415,8 +409,7 @@ def train_and_track(
     ):
         seed_everything(problem.seed, "training")
         stepper = training.build(model, rate)
-        ramp = Warmup(stepper, warmup)
-        ramp.set(0)
+        stepper.warm_up(0, warmup)
         quiet = {"path": None, "log_to": None, "settings": TrackSettings(warn=False)}
         with track(problem, optimizer=stepper.optimizers, **{**quiet, **tracking}) as tracker:
             tracker.name = name
@@ -432,7 +425,7 @@ def train_and_track(
                 problem.loss,
                 copies,
                 stepper,
-                warmup=ramp,
+                warmup=warmup,
                 forward=problem.forward,
                 on_step=after_step,
             )

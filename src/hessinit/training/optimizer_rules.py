@@ -12,38 +12,35 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from hessinit.curvature import lanczos, operators
+from hessinit.curvature import operators
 from hessinit.curvature.engine import Engine, Extremes, LanczosSettings
 from hessinit.curvature.evaluation import Evaluation
-from hessinit.curvature.optimizer_response import (
+from hessinit.curvature.preconditioner import (
     RESPONSE,
+    AdamRule,
     OptimizerCopy,
+    Preconditioner,
+    adam_preconditioner,
     disagreement,
+    gradient_moments,
     is_descent,
     measure_response,
+    minibatch_gradients,
     warm_up,
 )
-from hessinit.curvature.preconditioner import (
-    AdamRule,
-    ScaledCurvature,
-    gradient_moments,
-    measure_adam,
-    minibatch_gradients,
-    spectral_norm,
-)
-from hessinit.errors import ProblemError, argument
+from hessinit.errors import ProblemError, accepts, argument
 from hessinit.problem import checks
 from hessinit.problem.ranks import lockstep_ranks
 from hessinit.problem.sharding import local_part
 from hessinit.results.advice import Descent, check_rate
 from hessinit.results.curvature_report import Estimate
 from hessinit.training.optimizers import (
+    SELF_TUNING,
     AnyOptimizer,
     Training,
     as_tuple,
     check_steps,
     name_kinds,
-    tunes_itself,
     unwrap_optimizer,
 )
 
@@ -52,6 +49,9 @@ Rule = Descent | AdamRule
 # Below this many steps, some entries of Adam's √v are near 0 by chance, and would dominate
 # P^-½ H P^-½.
 YOUNG = 5
+
+SINGLE_GRADIENT = "The batch could not be split, so P is the size of this one gradient."
+DECAY_IN_GRADIENT = "Adam's weight decay, a part of the gradient, is not included in the advice."
 
 # AdamW before Adam, which it derives from.
 _CLASSES: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW, "adam": Adam}
@@ -93,31 +93,45 @@ class OptimizerRule:
     @property
     def tunes_itself(self) -> bool:
         """Whether it finds its learning rate, as Prodigy does."""
-        return any(map(tunes_itself, self.optimizers))
+        return any(type(part).__name__.startswith(SELF_TUNING) for part in self.optimizers)
 
     @property
     def is_uniform(self) -> bool:
         """Whether all weights have the same learning rate and weight decay."""
         return len(set(self.rates.values())) <= 1 and len(set(self.decays.values())) <= 1
 
-    def relative_rates(self, leaves: Mapping[str, Tensor]) -> Tensor | None:
-        """Return each weight's learning rate over the largest, flat; None where all are equal."""
-        if len(set(self.rates.values())) <= 1:
-            return None
-        largest = max(self.rates.values())
-        return _flat({name: rate / largest for name, rate in self.rates.items()}, leaves)
-
-    def decay(self, leaves: Mapping[str, Tensor]) -> Tensor:
-        """Return each weight's decay, flat."""
-        common = 0.0 if self.rule is None else self.rule.weight_decay
-        return _flat({name: self.decays.get(name, common) for name in leaves}, leaves)
-
     def age(self, leaves: Mapping[str, Tensor]) -> float:
         """Return the number of steps in Adam's state, that of the youngest weight; 0 without."""
         states = [self.state.get(name) or {} for name in leaves]
         return min((float(state["step"]) for state in states if "exp_avg_sq" in state), default=0.0)
 
-    def preconditioner(self, leaves: Mapping[str, Tensor]) -> Tensor:
+    def preconditioner(self, leaves: Mapping[str, Tensor], new: Preconditioner) -> Preconditioner:
+        """Return what the optimizer sees, in which all weights move as fast as the fastest.
+
+        With S = P/relative rate it is S^-½ (H + decay) S^-½, or with AdamW S^-½ H S^-½ plus its
+        decay. P is that of Adam's own state, or that of a `new` one.
+        """
+        rule = self.rule
+        assert rule is not None
+        largest = max(self.rates.values(), default=0.0)
+        relative = {name: rate / largest for name, rate in self.rates.items() if largest}
+        rates = _flat(relative, leaves)
+        decay = _flat(self.decays, leaves, rule.weight_decay)
+        if isinstance(rule, Descent):
+            return Preconditioner(1 / rates, decay * rates)
+        age = self.age(leaves)
+        scale = (new.scale if age < YOUNG else self._own_preconditioner(leaves)) / rates
+        diagonal = decay / scale
+        if rule.decoupled:
+            # The curvature that acts as the decay does at z = −1, where the roots leave the unit
+            # circle. A common one is in the rule.
+            diagonal = (1 + rule.beta1) / (1 - rule.beta1) * decay * rates * (not self.is_uniform)
+        elif age < YOUNG:
+            diagonal = torch.zeros_like(decay)
+        step = None if age or new.step is None else new.step * rates
+        return Preconditioner(scale, diagonal, step, new.gradient)
+
+    def _own_preconditioner(self, leaves: Mapping[str, Tensor]) -> Tensor:
         """Return `P = √v + eps` of Adam's own state, flat; inf where a weight does not move.
 
         The mean gradient is not corrected for its start at 0: that fades in too few steps to
@@ -127,14 +141,11 @@ class OptimizerRule:
         pieces = []
         for name, leaf in leaves.items():
             state = self.state.get(name) or {}
-            # With amsgrad Adam divides by the largest so far.
-            moment = state.get("max_exp_avg_sq", state.get("exp_avg_sq"))
-            if moment is None:  # there was no gradient yet
-                pieces.append(torch.full_like(leaf, math.inf).detach())
-                continue
-            corrected = local_part(moment) / (1 - self.rule.beta2 ** float(state["step"]))
-            root = corrected.detach().to(leaf).sqrt()
-            pieces.append(torch.where(root > 0, root + self.rule.eps, math.inf).detach())
+            # With amsgrad Adam divides by the largest so far. There may have been no gradient yet.
+            moment = state.get("max_exp_avg_sq", state.get("exp_avg_sq", torch.zeros_like(leaf)))
+            correction = 1 - self.rule.beta2 ** float(state.get("step", 1.0))
+            root = (local_part(moment) / correction).detach().to(leaf).sqrt()
+            pieces.append(torch.where(root > 0, root + self.rule.eps, math.inf))
         return operators.join(pieces)
 
 
@@ -144,15 +155,14 @@ class StabilityLimit:
 
     Both are those of the fastest group. `norm` is that of H plus weight decay, scaled by each
     weight's preconditioner and relative learning rate. `rule` holds the decay that is not a part of
-    it; `ends` are those of the spectrum, for gradient descent. `first_step` is that of
-    `AdamCurvature`; `products` counts those with the curvature beyond `extremes`.
+    it; `first_step` is the best rate of the first step alone; `frozen` entries have no gradient;
+    `products` counts those with the curvature beyond `extremes`.
     """
 
     stable: float
     best: float
     norm: Estimate
     rule: Rule | None
-    ends: tuple[Estimate, Estimate] | None = None
     first_step: float = math.inf
     frozen: int = 0
     products: int = 0
@@ -173,55 +183,54 @@ def find_stability_limit(
 
     Groups with rates or decays of their own are measured in coordinates in which all weights move
     as fast as the fastest. Negative curvature counts in the norm unless `top_only`: along it every
-    rate diverges, so that it sets no limit. `extremes` are those of the curvature alone, if known
-    already.
+    rate diverges, so that it sets no limit. `extremes` of the curvature alone may be passed.
     """
-    leaves = evaluations[0].problem.leaves
+    problem = evaluations[0].problem
+    leaves = problem.leaves
     rule = optimizer.rule
+    if isinstance(rule, Descent) and optimizer.is_uniform:
+        extremes = extremes or engine.extremes(list(leaves))
+        norm = rule.norm(extremes.top, extremes.bottom)
+        limiting = max(extremes.top.value + rule.weight_decay, 0.0) if top_only else norm.value
+        return StabilityLimit(rule.stability_limit(limiting), rule.best(norm.value), norm, rule)
+    operator = engine.operator(list(leaves))
     if rule is None:
         return _limit_of_response(
-            optimizer, engine, evaluations, settings, semidefinite=semidefinite, top_only=top_only
+            optimizer, operator, evaluations, settings, semidefinite=semidefinite, top_only=top_only
         )
-    if isinstance(rule, Descent) and optimizer.is_uniform:
-        return _limit_of_descent(rule, extremes or engine.extremes(list(leaves)), top_only)
+    preconditioner = Preconditioner(torch.ones(()))
+    notes: dict[str, Any] = {}
+    frozen = 0.0
     if isinstance(rule, AdamRule) and optimizer.age(leaves) < YOUNG:
-        return _limit_of_young_adam(
-            rule, optimizer, engine, evaluations, settings, semidefinite=semidefinite
-        )
-    operator = _scaled_curvature(optimizer, engine, leaves)
-    norm = _norm_of(operator, settings, semidefinite=semidefinite, top_only=top_only)
-    rule = replace(rule, weight_decay=0.0)
+        moments = gradient_moments(evaluations)
+        preconditioner = adam_preconditioner(moments, rule.eps)
+        frozen = sum(problem.totals(torch.isinf(preconditioner.scale).sum()[None].double()))
+        # Where the decay alone moves a weight, P shrinks with the weight: there is no fixed P.
+        notes = {
+            SINGLE_GRADIENT: not moments.is_split,
+            DECAY_IN_GRADIENT: rule.weight_decay and not rule.decoupled,
+        }
+    preconditioner = optimizer.preconditioner(leaves, preconditioner)
+    norm = preconditioner.norm(operator, settings, semidefinite=semidefinite, top_only=top_only)
+    first_step = preconditioner.first_step(operator, problem)
+    if not optimizer.is_uniform:
+        rule = replace(rule, weight_decay=0.0)
     value = max(norm.value, 0.0)
-    zero = replace(norm, value=0.0, error=0.0, converged=True, products=0)
     return StabilityLimit(
-        rule.stability_limit(value),
-        rule.best(value),
+        min(rule.stability_limit(value), 2 * first_step),
+        min(rule.best(value), first_step),
         norm,
         rule,
-        ends=(norm, zero),
+        first_step=first_step,
+        frozen=int(frozen),
         products=norm.products,
+        notes=tuple(note for note, holds in notes.items() if holds),
     )
-
-
-def _norm_of(
-    operator: ScaledCurvature, settings: LanczosSettings, *, semidefinite: bool, top_only: bool
-) -> Estimate:
-    # Not started from the last eigenvector: where the sharpest direction has changed since, such a
-    # search often ends at the old one and cannot tell (docs/tracking.md has the numbers).
-    if not top_only:
-        return spectral_norm(operator, settings, semidefinite=semidefinite)
-    return lanczos.lanczos(
-        operator,
-        which="top",
-        tolerance=settings.tolerance,
-        max_iterations=settings.max_iterations,
-        seed=settings.seed,
-    ).top
 
 
 def _limit_of_response(
     optimizer: OptimizerRule,
-    engine: Engine,
+    operator: operators.LinearOperator,
     evaluations: Sequence[Evaluation],
     settings: LanczosSettings,
     *,
@@ -233,138 +242,56 @@ def _limit_of_response(
     The response is measured again at the limit that follows from it.
     """
     problem = evaluations[0].problem
-    parameters = [problem.model.get_parameter(name) for name in problem.leaves]
     largest = max(
         float(group["lr"]) for part in optimizer.optimizers for group in part.param_groups
     )
-    norm = Estimate(math.nan, 0.0, True, "its learning rate is 0")
+    reason = "" if largest > 0 else "its learning rate is 0"
     if optimizer.tunes_itself:
-        norm = replace(norm, reason="it finds its learning rate itself")
-    is_sharded = lockstep_ranks() is not None
-    if is_sharded:
-        norm = replace(norm, reason="the response of its steps to shards is not measured")
-    if not largest > 0 or optimizer.tunes_itself or is_sharded:
-        return StabilityLimit(math.nan, math.nan, norm, None)
+        reason = "it finds its learning rate itself"
+    if lockstep_ranks() is not None:
+        reason = "the response of its steps to shards is not measured"
+    if reason:
+        return unknown_limit(reason)
     gradients = minibatch_gradients(evaluations, RESPONSE.most_gradients)
     try:
-        stepping = OptimizerCopy(optimizer.optimizers, parameters)
-        step = warm_up(stepping, gradients, RESPONSE.warm_steps) / largest
+        stepping = OptimizerCopy(
+            optimizer.optimizers, [problem.model.get_parameter(name) for name in problem.leaves]
+        )
+        step = warm_up(stepping, gradients, RESPONSE.warm_steps) / -largest
         response = measure_response(stepping, gradients, settings.seed) / largest
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as failure:
-        reason = f"it cannot step on copies of the weights ({failure})"
-        return StabilityLimit(math.nan, math.nan, replace(norm, reason=reason), None)
-    operator = engine.operator(list(problem.leaves))
-    first_step = math.inf
+        return unknown_limit(f"it cannot step on copies of the weights ({failure})")
+    preconditioner = Preconditioner(
+        torch.where(response > 0, 1 / response, math.inf).to(gradients[0])
+    )
     if not top_only:  # a tracked training has begun
-        step = step.to(gradients[0])
-        slope = -float(gradient_moments(evaluations).gradient @ step)
-        bend = float(step @ (operator @ step))
-        first_step = slope / bend if bend > 0 < slope else math.inf
+        gradient = gradient_moments(evaluations).gradient
+        preconditioner = replace(preconditioner, step=step.to(gradient), gradient=gradient)
+    best = preconditioner.first_step(operator, problem)
     if not is_descent(response):
-        bounded = replace(norm, reason="its steps do not follow a change of the gradient")
-        return StabilityLimit(math.nan, first_step, bounded, None, first_step=first_step)
-    scale = torch.where(response > 0, 1 / response, math.inf).to(gradients[0])
-    scaled = ScaledCurvature(operator, scale)
-    scaled_norm = _norm_of(scaled, settings, semidefinite=semidefinite, top_only=top_only)
-    stable = 2 / scaled_norm.value if scaled_norm.value > 0 else math.inf
-    if math.isfinite(stable):
-        stepping.scale_rates(stable / largest)
-        size = RESPONSE.times_larger * RESPONSE.size
-        again = measure_response(stepping, gradients, settings.seed + 1, size) / stable
-        if reason := disagreement(response, again):
-            scaled_norm = replace(norm, reason=reason, products=scaled_norm.products)
-            stable = math.nan
-    return StabilityLimit(
-        stable, first_step, scaled_norm, None, first_step=first_step, products=scaled_norm.products
+        return unknown_limit("its steps do not follow small changes of the gradient", best)
+    norm = preconditioner.norm(operator, settings, semidefinite=semidefinite, top_only=top_only)
+    limit = StabilityLimit(
+        Descent().stability_limit(max(norm.value, 0.0)), best, norm, None, products=norm.products
     )
+    if not math.isfinite(limit.stable):
+        return limit
+    stepping.scale_rates(limit.stable / largest)
+    size = RESPONSE.times_larger * RESPONSE.size
+    again = measure_response(stepping, gradients, settings.seed + 1, size) / limit.stable
+    reason = disagreement(response, again)
+    return unknown_limit(reason, best, norm.products) if reason else limit
 
 
-def _limit_of_descent(rule: Descent, extremes: Extremes, top_only: bool) -> StabilityLimit:
-    norm = rule.norm(extremes.top, extremes.bottom)
-    limiting = max(extremes.top.value + rule.weight_decay, 0.0) if top_only else norm.value
-    return StabilityLimit(
-        rule.stability_limit(limiting),
-        rule.best(norm.value),
-        norm,
-        rule,
-        ends=(extremes.top, extremes.bottom),
-    )
+def unknown_limit(reason: str, best: float = math.nan, products: int = 0) -> StabilityLimit:
+    """Return that there is no limit, for this reason."""
+    norm = Estimate(math.nan, 0.0, True, reason, products)
+    return StabilityLimit(math.nan, best, norm, None, products=products)
 
 
-def _limit_of_young_adam(
-    rule: AdamRule,
-    optimizer: OptimizerRule,
-    engine: Engine,
-    evaluations: Sequence[Evaluation],
-    settings: LanczosSettings,
-    *,
-    semidefinite: bool,
-) -> StabilityLimit:
-    """Return the limit of Adam before its state is of use: P is that of mini-batch gradients."""
-    leaves = evaluations[0].problem.leaves
-    relative_rates = optimizer.relative_rates(leaves)
-    diagonal = None
-    if rule.decoupled and not optimizer.is_uniform:
-        diagonal = _decoupled_decay(rule, optimizer.decay(leaves), relative_rates)
-        rule = replace(rule, weight_decay=0.0)
-    curvature = measure_adam(
-        rule,
-        engine,
-        evaluations,
-        settings,
-        semidefinite=semidefinite,
-        relative_rates=relative_rates,
-        diagonal=diagonal,
-    )
-    stable = curvature.stability_limit(rule)
-    if optimizer.age(leaves):  # the first step is behind it
-        stable = rule.stability_limit(curvature.norm.value)
-    return StabilityLimit(
-        stable,
-        curvature.best(rule),
-        curvature.norm,
-        rule,
-        first_step=curvature.first_step,
-        frozen=curvature.frozen,
-        products=curvature.norm.products,
-        notes=curvature.notes,
-    )
-
-
-def _scaled_curvature(
-    optimizer: OptimizerRule, engine: Engine, leaves: Mapping[str, Tensor]
-) -> ScaledCurvature:
-    """Return the curvature in coordinates in which all weights move as fast as the fastest.
-
-    With S = P/relative rate it is S^-½ (H + decay) S^-½, or with AdamW S^-½ H S^-½ plus its decay.
-    """
-    rule = optimizer.rule
-    relative_rates = optimizer.relative_rates(leaves)
-    decay = optimizer.decay(leaves)
-    scale = torch.ones_like(decay)
-    if isinstance(rule, AdamRule):
-        scale = optimizer.preconditioner(leaves)
-    if relative_rates is not None:
-        scale = scale / relative_rates
-    diagonal = decay / scale
-    if isinstance(rule, AdamRule) and rule.decoupled:
-        diagonal = _decoupled_decay(rule, decay, relative_rates)
-    diagonal = torch.where(torch.isfinite(scale), diagonal, 0.0)
-    return ScaledCurvature(engine.operator(list(leaves)), scale, diagonal)
-
-
-def _decoupled_decay(rule: AdamRule, decay: Tensor, relative_rates: Tensor | None) -> Tensor:
-    """Return the curvature that acts as a decoupled decay does where the steps become unstable.
-
-    That is at z = −1, where the roots leave the unit circle.
-    """
-    acting = (1 + rule.beta1) / (1 - rule.beta1) * decay
-    return acting if relative_rates is None else acting * relative_rates
-
-
-def _flat(values: Mapping[str, float], leaves: Mapping[str, Tensor]) -> Tensor:
+def _flat(values: Mapping[str, float], leaves: Mapping[str, Tensor], usual: float = 1.0) -> Tensor:
     return operators.join(
-        [torch.full_like(leaf, values[name]).detach() for name, leaf in leaves.items()]
+        [torch.full_like(leaf, values.get(name, usual)).detach() for name, leaf in leaves.items()]
     )
 
 
@@ -397,7 +324,8 @@ def build_optimizer_rule(
         read = replace(read, notes=(*read.notes, stepped))
     if training.is_class:  # it moves all weights alike, frozen ones, too
         read = replace(read, rates={}, decays={}, moved=None, notes=())
-    return replace(read, lr=read.lr if training.has_rate else lr)
+    takes_rate = not training.is_built and not accepts(training.optimizer, [])
+    return replace(read, lr=lr if training.is_class or takes_rate else read.lr)
 
 
 def read_optimizer(
@@ -416,9 +344,15 @@ def read_optimizer(
     state. Otherwise rates are those that a warmup leads to, before the first step.
     """
     optimizers = [unwrap_optimizer(part) for part in as_tuple(optimizer)]
-    held_by = _find_holders(optimizers, model)
+    holders = {
+        parameter: (part, group)
+        for part in optimizers
+        for group in part.param_groups
+        for parameter in group["params"]
+    }
+    moved = {name for name, parameter in model.named_parameters() if parameter in holders}
     measured = sorted(layer.parameter for layer in layers)
-    held = {name: held_by[name] for name in measured if name in held_by}
+    held = {name: holders[model.get_parameter(name)] for name in measured if name in moved}
     if not held:
         raise ProblemError(
             "the optimizer holds none of the measured weights of this model; build it from this "
@@ -428,57 +362,33 @@ def read_optimizer(
         )
     for part in optimizers:
         check_steps(part)
-    # A scheduler that warms up lowers `lr` to its first value, and keeps the one meant as
-    # `initial_lr`.
+    # A scheduler that warms up keeps the rate that it leads to as `initial_lr`.
     key = "lr" if in_training else "initial_lr"
     rates = {name: float(group.get(key, group["lr"])) for name, (_, group) in held.items()}
     decays = {name: float(group.get("weight_decay", 0.0)) for name, (_, group) in held.items()}
     rule = _common_rule(list(held.values()), max(decays.values()))
-    notes = _note_left_out(len(measured) - len(held), len(measured))
-    state = {
-        name: part.state.get(model.get_parameter(name)) or {} for name, (part, _) in held.items()
-    }
     read = OptimizerRule(
         rule,
         lr or max(rates.values()),
         name_kinds(optimizers) if rule is None else str(rule),
         rates,
         decays,
-        moved=frozenset(held_by),
-        state=state,
+        moved=frozenset(moved),
+        state={
+            name: part.state.get(model.get_parameter(name)) or {}
+            for name, (part, _) in held.items()
+        },
         optimizers=tuple(optimizers),
-        notes=tuple(notes),
     )
-    if in_training or read.is_uniform:
-        return read
-    differ = (
+    notes = {
+        f"Left out, as not in the optimizer: {len(measured) - len(held)} of {len(measured)} "
+        "weights.": len(held) < len(measured),
         "Parameter groups differ in learning rate or weight decay: the rates are for the group "
-        "with the largest learning rate, and the others keep their proportion to it."
-    )
-    return replace(read, notes=(*notes, differ))
-
-
-def _find_holders(
-    optimizers: Sequence[Optimizer], model: nn.Module
-) -> dict[str, tuple[Optimizer, dict[str, Any]]]:
-    """Return the optimizer, and its group, of each of the model's parameters that one holds."""
-    holders = {
-        id(parameter): (part, group)
-        for part in optimizers
-        for group in part.param_groups
-        for parameter in group["params"]
+        "with the largest learning rate, and the others keep their proportion to it.": not (
+            in_training or read.is_uniform
+        ),
     }
-    return {
-        name: holders[id(parameter)]
-        for name, parameter in model.named_parameters()
-        if id(parameter) in holders
-    }
-
-
-def _note_left_out(left_out: int, measured: int) -> list[str]:
-    if not left_out:
-        return []
-    return [f"Left out, as not in the optimizer: {left_out} of {measured} weights."]
+    return replace(read, notes=tuple(note for note, holds in notes.items() if holds))
 
 
 def _common_rule(
@@ -491,27 +401,22 @@ def _common_rule(
     step = inspect.unwrap(type(optimizer).step)
     if kind is None or step is not inspect.unwrap(_CLASSES[kind].step):
         return None
-    for part, group in held:
-        if type(part) is not type(optimizer) or any(group.get(k) != first.get(k) for k in _COMMON):
-            return None
-    if first.get("momentum") and first["dampening"]:
+    differ = any(
+        type(part) is not type(optimizer) or any(group.get(k) != first.get(k) for k in _COMMON)
+        for part, group in held
+    )
+    if differ or (first.get("momentum") and first["dampening"]):
         return None
     if kind != "sgd":
-        decoupled = kind == "adamw" or bool(first.get("decoupled_weight_decay"))
-        return _adam_rule({**first, "weight_decay": weight_decay}, decoupled=decoupled)
+        return AdamRule(
+            beta1=float(first["betas"][0]),
+            beta2=float(first["betas"][1]),
+            eps=first["eps"],
+            weight_decay=weight_decay,
+            decoupled=kind == "adamw" or bool(first.get("decoupled_weight_decay")),
+        )
     return Descent(
         momentum=float(first["momentum"]),
         nesterov=bool(first["nesterov"]),
         weight_decay=weight_decay,
-    )
-
-
-def _adam_rule(settings: Mapping[str, Any], *, decoupled: bool) -> AdamRule:
-    beta1, beta2 = (float(beta) for beta in settings["betas"])
-    return AdamRule(
-        beta1=beta1,
-        beta2=beta2,
-        eps=settings["eps"],
-        weight_decay=settings["weight_decay"],
-        decoupled=decoupled,
     )

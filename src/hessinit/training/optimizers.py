@@ -37,7 +37,7 @@ MUON_EXAMPLE = (
     "torch.optim.AdamW([p for p in parameters if p.ndim != 2], lr=lr)]"
 )
 # Their class names begin so; the rate that they find multiplies `lr`.
-_SELF_TUNING = ("Prodigy", "DAdapt", "DoG", "LDoG")
+SELF_TUNING = ("Prodigy", "DAdapt", "DoG", "LDoG")
 # Wrappers of Lightning, Fabric and accelerate pass a step on. Others, such as Lookahead, step in a
 # way of their own.
 _WRAPPERS = {"LightningOptimizer", "_FabricOptimizer", "AcceleratedOptimizer"}
@@ -69,15 +69,9 @@ class Training:
     def __post_init__(self) -> None:
         _check_optimizer(self.optimizer)
         if self.clip_norm is not None:
-            clip_norm = check_positive(
-                "clip_norm", self.clip_norm, "such as 1.0; None: no clipping"
-            )
-            object.__setattr__(self, "clip_norm", clip_norm)
-        accumulate = checks.check_whole("accumulate", self.accumulate, at_least=1)
-        object.__setattr__(self, "accumulate", accumulate)
-        if self.settings is None:
-            return
-        if not isinstance(self.settings, Mapping):
+            check_positive("clip_norm", self.clip_norm, "such as 1.0; None: no clipping")
+        checks.check_whole("accumulate", self.accumulate, at_least=1)
+        if not isinstance(self.settings, Mapping | None):
             raise ProblemError(
                 argument("settings", self.settings),
                 " must be a dict of arguments of a named optimizer, such as {'momentum': 0.5}.",
@@ -104,18 +98,12 @@ class Training:
         """Whether it was built by the user, over the parameters of one model."""
         return isinstance(self.optimizer, Optimizer | Sequence) and not self.is_class
 
-    @property
-    def has_rate(self) -> bool:
-        """Whether it brings a learning rate of its own."""
-        return self.is_built or (not self.is_class and accepts(self.optimizer, []))
-
     def check_rebuilds(self) -> None:
         """Raise ProblemError if it is built, over the weights of one model: runs train new ones."""
         if self.is_built:
-            kinds = name_kinds(as_tuple(self.optimizer))
             raise ProblemError(
-                f"optimizer is a {kinds} of one model, and every run trains a new one; pass a "
-                f"function such as {EXAMPLE}."
+                f"optimizer is {name_kinds(as_tuple(self.optimizer))} over the weights of one "
+                f"model, and every run trains a new one; pass a function such as {EXAMPLE}."
             )
 
     def build(self, model: nn.Module, lr: float | None = None) -> Stepper:
@@ -135,15 +123,13 @@ class Training:
             raise ProblemError(
                 "the model has no trainable parameter; unfreeze some with requires_grad_()."
             )
-        takes_rate = False
+        keeps_rate = self.is_class or self.is_built or (lr is None and accepts(self.optimizer, []))
+        takes_rate = not keeps_rate and accepts(self.optimizer, [], 0.1)
         if self.is_built:
-            built: Any = [_rebuild(part, model) for part in as_tuple(self.optimizer)]
+            optimizers = tuple(_rebuild(part, model) for part in as_tuple(self.optimizer))
         else:
-            keeps_rate = lr is None and accepts(self.optimizer, [])
-            takes_rate = not self.is_class and not keeps_rate and accepts(self.optimizer, [], 0.1)
-            arguments = (1.0 if lr is None else lr,) if takes_rate else ()
-            built = self._make(parameters, *arguments)
-        optimizers = as_tuple(built)
+            arguments = [1.0 if lr is None else lr] * takes_rate
+            optimizers = as_tuple(self._make(parameters, *arguments))
         _check_trains(optimizers, model)
         stepper = Stepper(optimizers, parameters, self)
         if lr is not None and not takes_rate:
@@ -180,25 +166,28 @@ class Stepper:
         self._clip_norm = training.clip_norm
         self._parameters = parameters
         # Schedule-Free trains at other weights than those that count.
-        self._averaging = [
+        self.averaging = [
             optimizer for optimizer in optimizers if {"train", "eval"} <= set(dir(optimizer))
         ]
         self._set_mode("train")
+        self._rates = [group["lr"] for group in self.param_groups]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
-    @property
-    def averages(self) -> bool:
-        """Whether the weights that count are others than those it trains at."""
-        return bool(self._averaging)
-
     def scale_rates(self, lr: float) -> None:
         """Bring the largest rate to this one; the other groups keep their proportion to it."""
-        largest = max(float(group["lr"]) for group in self.param_groups)
+        largest = max(map(float, self._rates))
         for group in self.param_groups:
             group["lr"] = lr * (group["lr"] / largest) if largest > 0 else group["lr"]
+        self._rates = [group["lr"] for group in self.param_groups]
+
+    def warm_up(self, step: int, steps: int) -> None:
+        """Set the rates of a step, counted from 0, of which the first `steps` rise linearly."""
+        if step < steps:
+            for group, rate in zip(self.param_groups, self._rates, strict=True):
+                group["lr"] = rate * (step + 1) / steps
 
     def step(self) -> None:
         """Clip the gradients and step."""
@@ -228,13 +217,8 @@ class Stepper:
             self._set_mode("train")
 
     def _set_mode(self, mode: str) -> None:
-        for optimizer in self._averaging:
+        for optimizer in self.averaging:
             getattr(optimizer, mode)()
-
-
-def tunes_itself(optimizer: Optimizer) -> bool:
-    """Whether it finds its learning rate, which `lr` multiplies."""
-    return type(optimizer).__name__.startswith(_SELF_TUNING)
 
 
 def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
@@ -247,52 +231,43 @@ def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
 def check_steps(optimizer: Optimizer) -> None:
     """Raise ProblemError if the optimizer cannot be used as others, or has no learning rate."""
     kind = type(optimizer).__name__
-    step = inspect.signature(type(optimizer).step).parameters
-    closure = step.get("closure")
-    if isinstance(optimizer, LBFGS) or (closure and closure.default is inspect.Parameter.empty):
-        raise ProblemError(
-            f"optimizer is a {kind}, which evaluates the loss several times in a step, and "
-            "searches its length itself (line_search_fn='strong_wolfe'). No rate is advised, and "
-            "no weights are fitted for it; pass another, such as 'adam', or leave out ",
-            argument("optimizer"),
-            ".",
-        )
-    if isinstance(optimizer, SparseAdam):
-        raise ProblemError(
-            f"optimizer is a {kind}, which takes sparse gradients only; pass 'adam' and an "
-            "nn.Embedding with sparse=False, which steps alike."
-        )
-    if any(group.get("maximize") for group in optimizer.param_groups):
-        raise ProblemError(
-            f"optimizer is a {kind} with maximize=True, which climbs the loss; leave it out, and "
-            "return the negative from the loss."
-        )
-    if not all("lr" in group for group in optimizer.param_groups):
-        raise ProblemError(
-            f"optimizer is a {kind}, whose groups hold no 'lr', so no rate can be set; add it to "
-            "the defaults that its __init__ passes to torch.optim.Optimizer."
-        )
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    takes_closure = closure is not None and closure.default is inspect.Parameter.empty
+    refusals = {
+        "which evaluates the loss several times in a step. No rate is advised, and no weights are "
+        "fitted for it; pass another, such as 'adam', or leave it out.": takes_closure
+        or isinstance(optimizer, LBFGS),
+        "which takes sparse gradients only; pass 'adam', and an nn.Embedding with sparse=False, "
+        "which trains alike.": isinstance(optimizer, SparseAdam),
+        "with maximize=True, which climbs the loss; leave that out, and return the negative from "
+        "the loss.": any(group.get("maximize") for group in optimizer.param_groups),
+        "whose groups hold no 'lr', so no rate can be set; add it to the defaults that its "
+        "__init__ passes to torch.optim.Optimizer.": any(
+            "lr" not in g for g in optimizer.param_groups
+        ),
+    }
+    for reason, holds in refusals.items():
+        if holds:
+            raise ProblemError(f"optimizer is {kind}, {reason}")
 
 
 def _check_optimizer(optimizer: Any) -> None:
     """Raise ProblemError if this is no optimizer, nor says how to build one."""
     if isinstance(optimizer, str):
         if optimizer.lower() not in NAMES:
-            synonyms = {"gd": "sgd", "heavy ball": "momentum"}
-            choose("optimizer", optimizer, sorted(NAMES), synonyms)
+            choose("optimizer", optimizer, sorted(NAMES), {"gd": "sgd", "heavy ball": "momentum"})
         return
-    parts = as_tuple(optimizer)
     if isinstance(optimizer, type):
         is_known = issubclass(optimizer, Optimizer)
     elif callable(optimizer) and not isinstance(optimizer, nn.Module):
         calls: list[list[Any]] = [[[]], [[], 0.1]]
         is_known = any(accepts(optimizer, *call, wrapped=False) for call in calls)
     else:
-        is_known = bool(parts) and all(isinstance(part, Optimizer) for part in parts)
+        is_known = _are_optimizers(as_tuple(optimizer))
     if not is_known:
         raise ProblemError(
-            f"optimizer is a {type(optimizer).__name__}; it must be a name, such as 'adam', a "
-            f"torch.optim.Optimizer, a list of them, or a function that builds one, such as "
+            f"optimizer is of type {type(optimizer).__name__}; it must be a name, such as 'adam', "
+            f"a torch.optim.Optimizer, a list of them, or a function that builds one, such as "
             f"{EXAMPLE}."
         )
 
@@ -300,25 +275,32 @@ def _check_optimizer(optimizer: Any) -> None:
 def _check_trains(optimizers: Sequence[Any], model: nn.Module) -> None:
     """Raise ProblemError unless these are optimizers of this model's parameters."""
     kind = name_kinds(optimizers)
-    if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
+    if not _are_optimizers(optimizers):
         raise ProblemError(
-            f"optimizer returned a {kind}; it must be called as optimizer(parameters, lr) or "
-            "optimizer(parameters) and return a torch.optim.Optimizer, or a list of them."
+            f"optimizer returned {kind or 'nothing'}; it must be called as optimizer(parameters, "
+            "lr) or optimizer(parameters) and return a torch.optim.Optimizer, or a list of them."
         )
     for optimizer in optimizers:
         check_steps(optimizer)
     of_model = {id(parameter) for parameter in model.parameters()}
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    updated = [id(parameter) for group in groups for parameter in group["params"]]
-    strangers = sum(parameter not in of_model for parameter in updated)
-    if updated and not strangers:
+    updated = [
+        id(parameter) in of_model
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    ]
+    if updated and all(updated):
         return
-    fault = "it has none"
-    if strangers:
-        fault = f"{strangers} of its {len(updated)} parameters are not the model's"
     raise ProblemError(
-        _explain_build(f"optimizer returned a {kind} that does not train the model: {fault}")
+        _explain_build(
+            f"optimizer returned {kind}, which does not train the model: {updated.count(False)} of "
+            f"its {len(updated)} parameters are not the model's"
+        )
     )
+
+
+def _are_optimizers(parts: Sequence[Any]) -> bool:
+    return bool(parts) and all(isinstance(part, Optimizer) for part in parts)
 
 
 def _rebuild(optimizer: Optimizer, model: nn.Module) -> Optimizer:
@@ -337,16 +319,15 @@ def _rebuild(optimizer: Optimizer, model: nn.Module) -> Optimizer:
         settings = {
             name: value
             for name, value in group.items()
-            if name in accepted or name not in optimizer.defaults
+            if (name in accepted or name not in optimizer.defaults)
+            and name not in ("params", "param_names", "initial_lr")
         }
-        for name in ("params", "param_names", "initial_lr"):
-            settings.pop(name, None)
-        rate = group.get("initial_lr", group.get("lr"))
         if weights:
+            rate = group.get("initial_lr", group.get("lr"))
             groups.append({**settings, "params": weights, "lr": rate})
     if not groups:
         raise ProblemError(
-            f"optimizer is a {kind.__name__} that holds no parameter of this model; build it from "
+            f"optimizer is {kind.__name__} over other parameters than this model's; build it from "
             "this model's parameters()."
         )
     check_steps(optimizer)
@@ -355,7 +336,7 @@ def _rebuild(optimizer: Optimizer, model: nn.Module) -> Optimizer:
         rebuilt: Optimizer = kind(groups, **copy.deepcopy(defaults))
     except Exception as failure:
         raise ProblemError(
-            f"optimizer is a {kind.__name__} that cannot be built anew from its groups and "
+            f"optimizer is {kind.__name__}, which cannot be built anew from its groups and "
             f"defaults: {failure}. Pass a function instead, such as {EXAMPLE}."
         ) from failure
     return rebuilt
@@ -371,25 +352,3 @@ def as_tuple(built: Any) -> tuple[Any, ...]:
 
 def name_kinds(optimizers: Sequence[Any]) -> str:
     return " with ".join(type(optimizer).__name__ for optimizer in optimizers)
-
-
-class Warmup:
-    """Raises the learning rate linearly over `steps` steps to the optimizer's; 0 changes nothing.
-
-    >>> optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
-    >>> warmup = Warmup(optimizer, steps=4)
-    >>> warmup.set(1)
-    >>> optimizer.param_groups[0]["lr"]
-    0.2
-    """
-
-    def __init__(self, optimizer: Optimizer | Stepper, steps: int) -> None:
-        groups = optimizer.param_groups if steps else []
-        self._groups = [(group, group["lr"]) for group in groups]
-        self._steps = steps
-
-    def set(self, step: int) -> None:
-        """Set the learning rate of a step, counted from 0."""
-        if step < self._steps:
-            for group, rate in self._groups:
-                group["lr"] = rate * (step + 1) / self._steps

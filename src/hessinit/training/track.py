@@ -517,10 +517,9 @@ class _Subject:
     def measure(self, rule: rules.OptimizerRule) -> tuple[dict[str, Any], list[str], str]:
         """Return the measured fields of a point, its weights, and why there is no limit."""
         problem = self._functional(rule, check=False)
-        curvature = self.settings.curvature
         with problem.settings():
             evaluations, of_all = evaluate_everywhere(problem)
-            engine = build_engine(evaluations, curvature, self.lanczos)
+            engine = build_engine(evaluations, self.settings.curvature, self.lanczos)
             names = list(problem.leaves)
             layers = {}
             if self.settings.each_layer:
@@ -528,29 +527,29 @@ class _Subject:
                 for layer in in_running_order(problem, evaluations):
                     layers[layer.name] = extremes_of[layer.parameter].norm.value
             extremes = engine.extremes(names)
-            products = extremes.top.products + extremes.bottom.products
             limit = rules.find_stability_limit(
                 rule,
                 engine,
                 evaluations,
                 self.lanczos,
-                semidefinite=curvature == "gauss-newton",
+                semidefinite=self.settings.curvature == "gauss-newton",
                 extremes=extremes,
                 top_only=True,
             )
-            products += limit.products
             fault = ""
             if math.isnan(limit.norm.value):
                 fault = f"No stability limit of {rule.name}: {limit.norm.reason}."
-            loss = sum(evaluation.loss_value * evaluation.weight for evaluation in evaluations)
             fields = {
-                "loss": of_all.get("loss", loss),
+                "loss": of_all.get(
+                    "loss",
+                    sum(evaluation.loss_value * evaluation.weight for evaluation in evaluations),
+                ),
                 "norm": extremes.norm.value,
                 "error": extremes.norm.error,
                 "converged": extremes.norm.converged,
                 "stable_learning_rate": limit.stable,
                 "layers": layers,
-                "products": products,
+                "products": (extremes.top.products + extremes.bottom.products + limit.products),
             }
             return fields, names, fault
 

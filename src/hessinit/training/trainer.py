@@ -39,7 +39,7 @@ from hessinit.training.loop import (
     reproducible,
     seed_everything,
 )
-from hessinit.training.optimizers import Training, Warmup
+from hessinit.training.optimizers import Training
 from hessinit.training.trial import judge
 
 OURS = "hessinit"
@@ -158,9 +158,11 @@ def describe(source: Any) -> str:
     ('torch.nn.functional.mse_loss', 'NormalWeights(std=0.1, layers=None)')
     """
     if isinstance(source, Training):
-        details = {field.name: getattr(source, field.name) for field in fields(source)[1:]}
-        usual = {"clip_norm": None, "accumulate": 1, "settings": None}
-        changed = [f"{name}={value}" for name, value in details.items() if value != usual[name]]
+        changed = [
+            f"{field.name}={getattr(source, field.name)}"
+            for field in fields(source)[1:]
+            if getattr(source, field.name) != field.default
+        ]
         return ", ".join([describe(source.optimizer), *changed])
     if hasattr(source, "__qualname__"):
         return f"{source.__module__}.{source.__qualname__}"
@@ -281,7 +283,7 @@ class Trainer:
             self._loss_on(device),
             (copy_to(batch, device) for batch in batches),
             optimizer,
-            warmup=Warmup(optimizer, scheme.warmup),
+            warmup=scheme.warmup,
             forward=self.options["forward"],
             build=lambda: self.build_model(seed),
         )

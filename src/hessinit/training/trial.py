@@ -213,7 +213,7 @@ class TrainingSetup:
             self.loss,
             map(self.copy, batches),
             optimizer,
-            warmup=optimizers.Warmup(optimizer, warmup),
+            warmup=warmup,
             forward=self.forward,
             on_step=on_step,
         )
