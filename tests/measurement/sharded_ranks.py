@@ -133,6 +133,14 @@ def answer(*, fully: bool) -> Callable[[int, int], None]:
             assert found.norm.value == pytest.approx(truth.norm.value, rel=1e-3)
             assert found.stable_learning_rate == pytest.approx(truth.stable_learning_rate, rel=1e-3)
             assert_same_everywhere(found.to_json())
+        summed: Any = nn.CrossEntropyLoss(reduction="sum")  # FSDP2 averages its gradients over ranks
+        for name in ("sgd", "adamw") if fully else ("sgd",):
+            options = {"optimizer": name, "tolerance": 1e-3, "trial_steps": 0}
+            mean = hessinit.Problem(plain, lambda z, y: summed(z, y) / ranks, batch, reduction="sum")
+            truth = hessinit.advise(mean, distributed="each", **options)
+            found = hessinit.advise(model, summed, own, distributed="batch", **options)
+            assert found.loss == pytest.approx(truth.loss, rel=1e-5)
+            assert found.stable_learning_rate == pytest.approx(truth.stable_learning_rate, rel=1e-3)
         for rate in (0.5, 1e3):
             verdicts = []
             for judged, data, mode in ((plain, batch, "each"), (model, own, "batch")):

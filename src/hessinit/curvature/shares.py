@@ -56,7 +56,8 @@ def join_shares(
     """The evaluations, weighted by their share of all examples; loss, examples and batches of all.
 
     The same as several batches in one process. Refuses, on every rank, examples that see each
-    other.
+    other. A loss that sums over the examples of a sharded model counts as its mean over the ranks:
+    that is what training minimizes, as FSDP2 averages the gradients.
     """
     problem = evaluations[0].problem
     # Ranks in lockstep train on the mean of their own losses, whatever these make of a share.
@@ -73,7 +74,8 @@ def join_shares(
     shares = list(ranks.exchange(share))
     is_mean = _joined_reduction(shares) == "mean"
     rows = sum(share.rows for share in shares)
-    fractions = [share.rows / rows if is_mean else 1.0 for share in shares]
+    part_of_sum = 1.0 / ranks.size if ranks.sharded else 1.0
+    fractions = [share.rows / rows if is_mean else part_of_sum for share in shares]
     moments = dict(share.moments)
     for name, moment in moments.items():
         if moment is None and any(share.moments[name] is not None for share in shares):
