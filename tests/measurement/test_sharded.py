@@ -28,6 +28,7 @@ REFUSALS = [
     SHARDED,
     "0.weight is sharded over a mesh of 2 dimensions, (2, 1), as in HSDP",
     "0 keeps its weights on the CPU (CPUOffloadPolicy)",
+    "0 divides its gradients by 1, and they must be means over the ranks here",
     "0.weight is sharded over 1 of the 2 ranks of this job",
     "2.weight is sharded over the ranks [0, 1], and the weights before it over [1, 0]",
     "2.weight is trained but not sharded, unlike other weights",
@@ -44,8 +45,8 @@ REFUSALS = [
     'distributed="batch" needs a process group, and none is initialized',
     f'{SHARDED}. With FSDP2, pass distributed="batch" on every rank',
 ]
-ON_RANK_1 = {10, 17}  # the other rank hears who failed
-ALONE = 17  # while the other rank waits in a collective
+ON_RANK_1 = {11, 18}  # the other rank hears who failed
+ALONE = 18  # while the other rank waits in a collective
 
 
 def test_every_rank_of_a_sharded_model_refuses_what_one_must_refuse(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from hessinit.problem.batches import tensors_in
 from hessinit.problem.checks import layer_name
 from hessinit.problem.graph import name_of, operation_named
 from hessinit.problem.problem import Forward
-from hessinit.problem.ranks import lockstep_ranks, on_any_rank
+from hessinit.problem.ranks import lockstep_ranks, mean_over_ranks, on_any_rank
 from hessinit.problem.sharding import gathered_parameters, local_part
 from hessinit.results.initialization import PlannedWeight
 
@@ -340,11 +340,8 @@ class UnitVariance(TorchFunctionMode):
 
 def _deviation(result: Tensor) -> float:
     values = result.detach().double()
-    ranks = lockstep_ranks()
-    if ranks is None:
-        return float(values.std(correction=0))
-    total, count = ranks.sum(torch.stack([values.sum(), torch.tensor(values.numel()).to(values)]))
-    return float((ranks.sum((values - total / count).square().sum()) / count).sqrt())
+    mean = mean_over_ranks(values.mean())
+    return float(mean_over_ranks((values - mean).square().mean()).sqrt())
 
 
 def _scale_to_unit_variance_(

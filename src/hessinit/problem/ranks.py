@@ -89,10 +89,6 @@ _calls = itertools.count()  # of ranks in lockstep: the same number on all of th
 _DISCONNECTED = re.compile(r"gloo|nccl|Connection (closed|reset)", re.IGNORECASE)
 
 
-class Failure(str):
-    """Sent in place of a value: the reason why there is none."""
-
-
 class _Question(NamedTuple):
     """What rank 0 asks the others while it leads them."""
 
@@ -186,10 +182,8 @@ class Ranks:
             loads[owner] += 1 + sizes[name] / largest
             if owner == self.rank:
                 names.append(name)
-        results = dict[str, T]()
-        for share in self.exchange(work(names)):
-            results.update(share)
-        return results
+        results = self.exchange(work(names))
+        return {name: result for share in results for name, result in share.items()}
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of the tensors of all ranks in float64, the same bits on every rank."""
@@ -245,7 +239,7 @@ class Ranks:
             if failure is not None:
                 if _is_disconnection(failure):
                     raise failure
-                reason = self._describe(failure)
+                reason = str(self._describe(failure))
             store.set(keys[self.rank], reason)
             if reason:
                 store.wait(keys, LOCKSTEP.patience)
@@ -297,30 +291,23 @@ class Ranks:
     def _answer_until_published(
         self, answer: Callable[..., Any] = tuple, last: bool = False
     ) -> list[Any]:
-        """Answer the questions of rank 0 until it publishes values, and return these."""
-        failure: BaseException | None = None
-        message = self._receive(0)
-        while isinstance(message, _Question):
-            try:
-                reply = answer(*message.arguments)
-            except BaseException as raised:  # rank 0 learns of it, and ends the call on all ranks
-                failure = raised
-                reply = self._describe(raised)
-            self._send(0, reply)
-            message = self._receive(0)
-        if failure is not None:
-            self._is_over = True
-            raise failure
-        return self._end([message] if isinstance(message, Failure) else message, last)
+        """Answer the questions of rank 0 until it publishes values, and return these.
+
+        If there is no answer, `together` sends the reason.
+        """
+        while isinstance(message := self._receive(0), _Question):
+            self._send(0, answer(*message.arguments))
+        return self._end([message] if isinstance(message, RankError) else message, last)
 
     def _end(self, values: list[Any], last: bool) -> list[Any]:
-        self._is_over = last or any(isinstance(value, Failure) for value in values)
+        self._is_over = last or any(isinstance(value, RankError) for value in values)
         return _refuse_failures(values)
 
-    def _describe(self, failure: BaseException) -> Failure:
+    def _describe(self, failure: BaseException) -> RankError:
+        """Return what is sent to the other ranks in place of a value."""
         if isinstance(failure, RankError):
-            return Failure(failure)
-        return Failure(
+            return failure
+        return RankError(
             f"{self.call} failed on rank {self.rank}, so that every rank stops: "
             f"{type(failure).__name__}: {failure}"
         )
@@ -332,7 +319,7 @@ class Ranks:
         values = [None]
         self._reach(rank, dist.recv_object_list, values)
         if rank in self._lost:
-            return Failure(f"{self.call} stopped on every rank: rank {rank} {self._lost[rank]}.")
+            return RankError(f"{self.call} stopped on every rank: rank {rank} {self._lost[rank]}.")
         return values[0]
 
     def _reach(self, rank: int, transfer: Callable[..., Any], values: list[Any]) -> None:
@@ -583,8 +570,8 @@ def _is_disconnection(failure: BaseException) -> bool:
 
 def _refuse_failures(values: list[Any]) -> list[Any]:
     for value in values:
-        if isinstance(value, Failure):
-            raise RankError(value)
+        if isinstance(value, RankError):
+            raise value
     return values
 
 

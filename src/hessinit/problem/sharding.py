@@ -39,9 +39,11 @@ def local_part(tensor: Tensor) -> Tensor:
     return part.to_local() if is_dtensor(part) else part
 
 
-def reshard(model: nn.Module) -> None:
+def reshard(*models: nn.Module) -> None:
     """Let FSDP2 free the weights that it has gathered, also after an exception in a forward."""
-    modules: list[Any] = [module for module in model.modules() if _is_fsdp2(module)]
+    modules: list[Any] = [
+        module for model in models for module in model.modules() if _is_fsdp2(module)
+    ]
     for module in modules:
         state = module._get_fsdp_state()
         if state._is_root and hasattr(module, "reset_iter_state"):  # since torch 2.12
@@ -128,6 +130,12 @@ def find_mesh(model: nn.Module, ranks: int) -> Any:
                 f"{name or 'the model'} keeps its weights on the CPU (CPUOffloadPolicy), which is "
                 "not supported; leave offload_policy= out of fully_shard."
             )
+        for factor in [getattr(group, "gradient_divide_factor", None) for group in groups]:
+            if factor is not None:
+                raise ProblemError(
+                    f"{name or 'the model'} divides its gradients by {factor:g}, and they must "
+                    "be means over the ranks here; call set_gradient_divide_factor afterwards."
+                )
     prefixes = tuple(f"{name}.".lstrip(".") for name in sharded)
     parameter: Any
     for name, parameter in model.named_parameters():
