@@ -109,8 +109,9 @@ def build_engine(
     engine = _gram_engine(evaluations, settings)
     if estimator == "gram" and not isinstance(engine, GramEngine):
         reason = engine if isinstance(engine, str) else engine.reason
-        refusal = f"estimator='gram' cannot measure this problem: {reason}"
-        raise ProblemError(f"{refusal}. Use estimator='auto'.")
+        raise ProblemError(
+            f"estimator='gram' cannot measure this problem: {reason}. Use estimator='auto'."
+        )
     if isinstance(engine, str):
         return _lanczos_engine(evaluations, settings, engine, "both")
     return engine

@@ -44,11 +44,15 @@ def operator_size(operator: Operator) -> int:
     shape = tuple(operator.shape)
     is_empty = shape[:1] == (0,) and ranks_of(operator) is None
     if len(shape) != 2 or shape[0] != shape[1] or is_empty:
-        need = "spectra need a square, non-empty one, such as A.T @ A"
-        raise ValueError(f"the operator has shape {shape}; {need}.")
+        raise ValueError(
+            f"the operator has shape {shape}; spectra need a square, non-empty one, such as "
+            "A.T @ A."
+        )
     if operator.dtype not in (torch.float32, torch.float64):
-        advice = "convert it to torch.float32 or torch.float64"
-        raise TypeError(f"the operator has dtype {operator.dtype}; {advice}.")
+        raise TypeError(
+            f"the operator has dtype {operator.dtype}; convert it to torch.float32 or "
+            "torch.float64."
+        )
     return shape[0]
 
 

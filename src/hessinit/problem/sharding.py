@@ -20,9 +20,9 @@ _PLAIN_MODEL = (
 
 def is_sharded(model: Any) -> bool:
     """Whether a model holds DTensors, or is FSDP2's, whose weights may be gathered just now."""
-    if not isinstance(model, nn.Module):
-        return False
-    return any(map(_is_fsdp2, model.modules())) or any(map(is_dtensor, model.parameters()))
+    return isinstance(model, nn.Module) and (
+        any(map(_is_fsdp2, model.modules())) or any(map(is_dtensor, model.parameters()))
+    )
 
 
 def is_dtensor(tensor: Any) -> bool:
