@@ -2,11 +2,13 @@
 
 python benchmarks/plain_engine.py                        # the zoo of the tests and 300 random problems
 python benchmarks/plain_engine.py --count 40 --first 900 # some random problems alone
+python benchmarks/plain_engine.py --bf16                 # twelve networks under autocast, two seeds
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import statistics
 import sys
@@ -19,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(HERE.parent / "tests")]
 
+import advice_problems  # noqa: E402
 import torch  # noqa: E402
 from dense_truth import true_norms  # noqa: E402
 from odd_constructions import draw  # noqa: E402
@@ -31,6 +34,17 @@ from zoo.truth import true_layers, true_network  # noqa: E402
 
 CURVATURES = ("gauss-newton", "hessian")
 KINKS = ("Relu", "Hardtanh", "MaxPool", "Hardswish", "Hardsigmoid", "Abs", "Threshold", "Prelu", "Clamp")
+
+
+def in_bf16(problem: hessinit.Problem) -> hessinit.Problem:
+    """The problem with its forward under autocast."""
+    call = problem.forward or (lambda model, inputs: model(inputs))
+
+    def forward(model: torch.nn.Module, inputs: Any) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return call(model, inputs)
+
+    return dataclasses.replace(problem, forward=forward)
 
 
 def measure_random(seed: int) -> list[dict[str, Any]]:
@@ -66,7 +80,26 @@ def measure_zoo(number: int) -> list[dict[str, Any]]:
     return [{"problem": problem.name} | run(build, curvature, truth) for curvature in CURVATURES]
 
 
-def run(build: Any, curvature: str, truth: Any) -> dict[str, Any]:
+def measure_bf16(number: int) -> list[dict[str, Any]]:
+    """One of the twelve networks of advice.py under autocast, beside its exact norms in float32."""
+    name, seed = list(advice_problems.PROBLEMS)[number % 12], number // 12
+    problem = advice_problems.PROBLEMS[name]
+    torch.manual_seed(seed)
+    model = problem.build()
+    inputs, targets = problem.data(advice_problems.read_text(None))
+    chosen = torch.randperm(len(inputs))[: problem.batch_size]
+    single = hessinit.Problem(model, problem.loss, (inputs[chosen], targets[chosen]))
+    truths: dict[str, float] = {}
+
+    def truth(names: dict[str, str], rows: list[str], curvature: str) -> dict[str, float]:
+        return truths
+
+    exact = hessinit.measure(single)
+    truths |= {row.name: row.norm for row in (*exact.layers, exact.network)}
+    return [{"problem": f"{name}, seed {seed}"} | run(lambda: in_bf16(single), "gauss-newton", truth, 0.05)]
+
+
+def run(build: Any, curvature: str, truth: Any, tolerance: float = 1e-3) -> dict[str, Any]:
     """A record of one problem by the plain engine, with the costs of the others."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -74,7 +107,7 @@ def run(build: Any, curvature: str, truth: Any) -> dict[str, Any]:
     problem = build()
     before = {name: tensor.clone() for name, tensor in problem.model.state_dict().items()}
     try:
-        report = hessinit.measure(problem, curvature=curvature, estimator="plain")
+        report = hessinit.measure(problem, curvature=curvature, estimator="plain", tolerance=tolerance)
     except hessinit.ProblemError as refusal:
         return {**record, "outcome": "refused", "message": str(refusal)}
     except Exception as failure:
@@ -124,7 +157,7 @@ def seconds_of(build: Any, curvature: str, estimator: str) -> float | None:
 
 def summarize(records: list[dict[str, Any]]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
-    for curvature in CURVATURES:
+    for curvature in sorted({record["curvature"] for record in records}):
         own = [record for record in records if record["curvature"] == curvature]
         rows = [(record, row) for record in own for row in record.get("rows", [])]
         converged = [(record, row) for record, row in rows if row["converged"] and row["norm"] > 0]
@@ -147,6 +180,7 @@ def summarize(records: list[dict[str, Any]]) -> dict[str, Any]:
                 within = 3e-3 if kinks else 1e-3
                 part[f"{name}: norms"] = len(errors)
                 part[f"{name}: within {within:g}"] = sum(error <= within for error in errors)
+                part[f"{name}: within 0.05"] = sum(error <= 0.05 for error in errors)
                 part[f"{name}: median error"] = statistics.median(errors)
                 part[f"{name}: largest error"] = max(errors)
         for estimator in ("auto", "lanczos"):
@@ -181,18 +215,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=300, help="random problems (default: 300)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first one (0: with the zoo)")
+    parser.add_argument("--bf16", action="store_true", help="networks under autocast")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--results", type=Path, default=None, help="write the record to this file")
     arguments = parser.parse_args()
     zoo = range(len(PROBLEMS)) if arguments.first == 0 else range(0)
     seeds = range(arguments.first, arguments.first + arguments.count)
+    work = [(measure_zoo, zoo), (measure_random, seeds)]
+    if arguments.bf16:
+        work = [(measure_bf16, range(24))]
     records: list[dict[str, Any]] = []
     with ProcessPoolExecutor(arguments.workers) as pool:
-        for work, numbers in ((measure_zoo, zoo), (measure_random, seeds)):
-            for made in pool.map(work, numbers, chunksize=4):
+        for measure, numbers in work:
+            for made in pool.map(measure, numbers, chunksize=4):
                 records += made
     record = {
-        **run_facts("plain_engine.py", count=arguments.count, first=arguments.first),
+        **run_facts(
+            "plain_engine.py" + " --bf16" * arguments.bf16, count=arguments.count, first=arguments.first
+        ),
         "summary": summarize(records),
         "refusals": [
             f"{one['problem']}, {one['curvature']}: {one['message'][:110]}"

@@ -95,6 +95,12 @@ def refused(which: Callable[[list[int]], int], kind: str) -> str:
     return str(which([row.get("refused", 0) for name, row in summary.items() if name.endswith(kind)]))
 
 
+def plain(curvature: str, key: str) -> str:
+    """An entry of the summary of benchmarks/plain_engine.py, for a curvature."""
+    value = json_of("plain_engine.json")["summary"][curvature][key]
+    return f"{value:,}" if isinstance(value, int) else f"{value:.1f}"
+
+
 @functools.cache
 def answers(*options: str) -> str:
     """What `python benchmarks/answers.py show` prints of its records."""
@@ -148,7 +154,20 @@ def soundness(group: int) -> Callable[[], str]:
     return lambda: re.search(WRONG, text_of("soundness.txt"), re.M)[group]
 
 
+PLAIN = {
+    "norms": "norms",
+    "hold": "stated errors that hold",
+    "gross": "gross",
+    "lanczos": "time over that of estimator='lanczos', median",
+    "auto": "time over that of estimator='auto', median",
+}
 NUMBERS: dict[str, Callable[[], str]] = {
+    # The plain engine on the problems of the tests and on random ones
+    **{
+        f"plain-{curvature}-{name}": functools.partial(plain, curvature, key)
+        for curvature in ("gauss-newton", "hessian")
+        for name, key in PLAIN.items()
+    },
     # Starts at learning rates that nobody tuned: the arena
     **{f"untuned-{name}": functools.partial(untuned, ON_RECORD, start) for name, start in STARTS.items()},
     **{f"normalized-{name}": functools.partial(untuned, NORMALIZED, start) for name, start in STARTS.items()},

@@ -49,6 +49,7 @@ class DifferenceRules:
     # must be seen through the rounding of 16 bits, and of one layer.
     wrong: float = 0.05
     wrong_layer: float = 0.01
+    wrong_layer_in_16_bits: float = 0.15
     # Deviations at all steps that differ by less than this factor are the same.
     same: float = 1.1
     # The second step that every answer is taken with, over the first.
@@ -535,7 +536,8 @@ class PlainEngine(LanczosEngine):
         norm = extremes.norm.value
         if difference >= norm:
             reason = "zero, up to the rounding of the forward"
-            zero = Estimate(0.0, norm + difference, True, reason, extremes.top.products)
+            is_fine = not any(evaluation.is_coarse for evaluation in self._plain)
+            zero = Estimate(0.0, norm + difference, is_fine, reason, extremes.top.products)
             return replace(extremes, top=zero, bottom=replace(zero, products=0))
 
         def widen(estimate: Estimate) -> Estimate:
@@ -618,9 +620,14 @@ def _check_layers(evaluation: PlainEvaluation) -> None:
     digit = torch.finfo(evaluation.output.dtype).eps * evaluation.output
     noises = (evaluation.output_noise, digit)
     noise = torch.stack([(cotangent * part).double().square().sum() for part in noises]).sum()
+    wrong = RULES.wrong_layer
+    factors = [1.0, RULES.longer]
+    if evaluation.is_coarse:
+        wrong = RULES.wrong_layer_in_16_bits
+        factors = [1.0]
     for name, gradient in gradients.items():
         along = gradient if lengths[name] else evaluation.random_changes()[name]
-        for factor in (1.0, RULES.longer):
+        for factor in factors:
             pushed = evaluation.push([name], [along], factor=factor)
             inner = (cotangent * pushed).double().sum() * evaluation.weight
             totals = evaluation.problem.totals(torch.stack([inner, noise]))
@@ -628,8 +635,8 @@ def _check_layers(evaluation: PlainEvaluation) -> None:
             by_backward = lengths[name] ** 2
             step = evaluation.step_along({name: along}, factor) or 1.0
             rounding = 2 * RULES.caution * math.sqrt(squared_rounding) / step
-            allowed = rounding + RULES.wrong_layer * by_backward
-            if abs(by_differences - by_backward) <= RULES.wrong_layer * by_backward:
+            allowed = rounding + wrong * by_backward
+            if abs(by_differences - by_backward) <= wrong * by_backward:
                 break
         if abs(by_differences - by_backward) > allowed:
             raise DerivativeError(
