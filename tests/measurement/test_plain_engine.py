@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import hessinit
 from calls import measure
 from dense import dense_curvature, ends
+from hessinit.digits import load_digits
 from tiny import LOSS, Calling, Net, batch, inputs, labels, network
 from zoo.snapshot import bits, differences, snapshot
 
@@ -343,6 +344,18 @@ def test_adapters_beside_quantized_weights_are_measured_and_these_are_refused_by
 
 
 @pytest.mark.filterwarnings("ignore")  # of the packages
+def test_weights_beside_quantized_ones_are_planned_drawn_and_initialized() -> None:
+    model = adapted(by_torchao)
+    before = model(WIDE[0])
+    assert hessinit.plan(model, LOSS, WIDE).gradients > 0
+    problem = hessinit.Problem(model, LOSS, WIDE, layers="*lora_*")
+    hessinit.initialize_(problem, lr=0.5, overwrite=True).undo()
+    assert torch.equal(model(WIDE[0]), before)
+    hessinit.apply_scheme_(model, "he")
+    assert not torch.equal(model(WIDE[0]), before)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the packages
 def test_dora_stops_the_gradient_of_its_norm_and_is_measured_so_without_the_check() -> None:
     model = adapted(by_torchao, dora=True)
     with pytest.raises(hessinit.ProblemError, match="is not (that of|the derivative of)"):
@@ -352,6 +365,55 @@ def test_dora_stops_the_gradient_of_its_norm_and_is_measured_so_without_the_chec
     for name, row in zip(("lora_A.default", "lora_B.default"), report, strict=True):
         true = next(matrix for layer, matrix in truth.layers.items() if layer.endswith(name))
         assert row.norm == pytest.approx(ends(true).norm, rel=0.02)  # of weights in 8 bits
+
+
+def digits_network(activation: Build, seed: int) -> nn.Module:
+    """A plain network, whose layers rounding in 16 bits nearly hides."""
+    torch.manual_seed(seed)
+    hidden = [nn.Linear(64, 32), activation(), nn.Linear(32, 32), activation()]
+    return nn.Sequential(*hidden, nn.Linear(32, 10))
+
+
+def test_a_tolerance_beyond_the_precision_is_no_wrong_backward() -> None:
+    images, targets = load_digits()
+    data = images[:64].flatten(1), targets[:64]
+    for seed in range(3):
+        model = digits_network(nn.Tanh, seed)
+        with pytest.warns(hessinit.ConvergenceWarning, match="pass a larger tolerance"):
+            report = measure(model, LOSS, data, estimator="plain", tolerance=1e-6)
+        exact = measure(model, LOSS, data, dtype=torch.float64, tolerance=1e-7)
+        for row, true in zip((*report, report.network), (*exact, exact.network), strict=True):
+            assert abs(row.norm - true.norm) <= row.error < 1e-3 * true.norm
+
+
+@pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
+def test_stated_errors_hold_where_gradients_jump() -> None:
+    images, targets = load_digits()
+    data = images[:64].flatten(1), targets[:64]
+    held = list[bool]()
+    for seed in range(16):
+        model = digits_network(nn.ReLU, seed)
+        report = measure(model, LOSS, data, estimator="plain", network=False)
+        exact = measure(model, LOSS, data, network=False, tolerance=1e-5)
+        held += [abs(row.norm - true.norm) <= row.error for row, true in zip(report, exact, strict=True)]
+    assert held.count(False) <= 1  # 6 where two step sizes alone said how far differences are off
+
+
+@pytest.mark.filterwarnings("ignore::hessinit.ConvergenceWarning")
+@pytest.mark.parametrize("tolerance", [1e-3, 0.05])
+def test_longer_steps_of_layers_that_rounding_hides_do_not_spoil_the_network(tolerance: float) -> None:
+    images, targets = load_digits()
+    data = images[:64].flatten(1), targets[:64]
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    for seed in range(4):
+        model = digits_network(nn.Tanh, seed)
+        report = measure(model, LOSS, data, forward=forward, tolerance=tolerance)
+        exact = measure(model, LOSS, data).network
+        assert abs(report.network.norm - exact.norm) <= min(report.network.error, 0.05 * exact.norm)
 
 
 @pytest.mark.parametrize("activation", [nn.GELU, nn.Tanh, nn.ReLU])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,6 +254,14 @@ def test_text_has_colour_unless_no_color_is_set_and_a_rich_console_prints_the_sa
     console = Console(file=page, width=80, height=25, force_terminal=False, force_jupyter=False)
     console.print(make_three_layers())
     assert [line.rstrip() for line in page.getvalue().splitlines()] == REPORT.splitlines()
+
+
+def test_printing_draws_no_random_number_when_it_imports_what_it_needs() -> None:
+    script = (
+        "import random, sys; from result_examples import REPORT; assert 'rich.style' not in sys.modules;"
+        "state = random.getstate(); str(REPORT); assert random.getstate() == state"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[1])
 
 
 def test_markup_and_control_characters_are_shown_and_not_obeyed_and_long_names_are_cut() -> None:

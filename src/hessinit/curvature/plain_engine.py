@@ -55,7 +55,7 @@ class DifferenceRules:
     # The second step that every answer is taken with, over the first.
     second: float = 1 / 3
     # Times the difference between the two, and times the rounding error: the stated error.
-    caution: float = 2.0
+    caution: float = 3.0
     # The rounding errors of more numbers than the square of this cancel.
     root_of_few: float = 10.0
     # From this tolerance on the differences of products are one-sided.
@@ -219,14 +219,11 @@ class PlainEvaluation(Evaluation):
             lengths[name] = length or RULES.zero_weight * math.sqrt(rows)
         return lengths
 
-    def lengthen(self, name: str) -> bool:
-        """Let this weight move farther; False where that is too far."""
-        usual = RULES.zero_weight * math.sqrt(self.problem.shape_of(name)[0])
-        longest = max(RULES.longest * self.lengths({name: self.leaves[name]})[name], usual)
-        is_near = RULES.longer * self.relative_step * self.sizes[name] <= longest
-        if is_near:
-            self.sizes[name] *= RULES.longer
-        return is_near
+    def may_stretch(self, name: str) -> bool:
+        """Whether the weight may move so much farther, relative to what it is, or usually is."""
+        usual = math.sqrt(self.problem.shape_of(name)[0])
+        length = max(self.lengths({name: self.leaves[name]})[name], usual)
+        return RULES.longer * self.relative_step * self.sizes[name] <= RULES.longest * length
 
     def lengths(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
         squares = [
@@ -499,14 +496,22 @@ class PlainEngine(LanczosEngine):
         if all(name in unused_leaves(self._plain) for name in names):
             return self.unused()
         extremes, rounding = self._attempt(names)
-        while len(names) == 1 and rounding > self.settings.tolerance * extremes.norm.value:
-            lengthened = [evaluation.lengthen(names[0]) for evaluation in self._plain]
-            if not any(lengthened):
-                break
+        while (
+            len(names) == 1
+            and rounding > self.settings.tolerance * extremes.norm.value
+            and all(evaluation.may_stretch(names[0]) for evaluation in self._plain)
+        ):
+            self._stretch(names[0], RULES.longer)
             longer, rounding = self._attempt(names)
-            if longer.norm.error < extremes.norm.error:
-                extremes = longer
+            if longer.norm.error >= extremes.norm.error:
+                self._stretch(names[0], 1 / RULES.longer)  # the network moves it, too
+                break
+            extremes = longer
         return extremes
+
+    def _stretch(self, name: str, factor: float) -> None:
+        for evaluation in self._plain:
+            evaluation.sizes[name] *= factor
 
     def _attempt(self, names: Sequence[str]) -> tuple[Extremes, float]:
         """The extremes with the error of differences, and that of it which is rounding."""
@@ -518,11 +523,16 @@ class PlainEngine(LanczosEngine):
         if not norm:  # of any direction
             vector = random_like(vector, self.settings.seed)
             vector /= math.sqrt(self._total(vector.square().sum()))
-        rounding = RULES.caution * self.operator(names).rounding_along(vector, norm)
+        operator = self.operator(names)
+        rounding = RULES.caution * operator.rounding_along(vector, norm)
         second = PlainCurvature(self._plain, names, self._curvature, RULES.second)
         off = abs(abs(second.along(vector)) - norm) if norm else 0.0
-        if off > RULES.wrong * norm + rounding and self._curvature == "hessian":
-            raise DerivativeError(*_KINKS)
+        if self._curvature == "hessian":
+            if off > RULES.wrong * norm + rounding:
+                raise DerivativeError(*_KINKS)
+        elif norm:
+            # The norm takes differences once, and the curvature by forwards alone twice.
+            off = max(off, abs(abs(operator.along(vector)) - norm))
         difference = RULES.caution * off + rounding
         if any(evaluation.is_coarse for evaluation in self._plain):
             # The weights are rounded before they are used, in the same way at both steps.
@@ -621,7 +631,7 @@ def _check_layers(evaluation: PlainEvaluation) -> None:
     noises = (evaluation.output_noise, digit)
     noise = torch.stack([(cotangent * part).double().square().sum() for part in noises]).sum()
     wrong = RULES.wrong_layer
-    factors = [1.0, RULES.longer]
+    factors = [1.0, 1 / RULES.longer, RULES.longer]
     if evaluation.is_coarse:
         wrong = RULES.wrong_layer_in_16_bits
         factors = [1.0]

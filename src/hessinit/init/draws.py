@@ -24,6 +24,7 @@ from hessinit.init.weights import Target, block_views
 from hessinit.problem.batches import tensors_in
 from hessinit.problem.checks import layer_name
 from hessinit.problem.graph import name_of, operation_named
+from hessinit.problem.preserve import memory_of
 from hessinit.problem.problem import Forward
 from hessinit.problem.ranks import lockstep_ranks, mean_over_ranks, on_any_rank
 from hessinit.problem.sharding import gathered_parameters, local_part
@@ -287,11 +288,9 @@ class UnitVariance(TorchFunctionMode):
         if not operation_named(name_of(func)).maps or not isinstance(result, Tensor):
             return result
         # By storage, as `x @ weight.T` uses a view; that of a sharded weight is gathered just now.
-        names = {
-            weight.untyped_storage().data_ptr(): name for name, weight in self._weights.items()
-        }
+        names = {memory_of(weight): name for name, weight in self._weights.items()}
         for tensor in tensors_in((args, kwargs)):
-            name = names.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+            name = names.get(memory_of(tensor)) if tensor.numel() else None
             if name in self.factors:
                 result = self._shrink_(name, result, again)
             elif name is not None:

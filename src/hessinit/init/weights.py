@@ -28,7 +28,7 @@ from hessinit.init.trace import (
     simplify,
     upstream_of,
 )
-from hessinit.problem.checks import find_layers, layer_name, unwrap
+from hessinit.problem.checks import find_layers, is_stored_otherwise, layer_name, unwrap
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Forward
 from hessinit.problem.ranks import on_any_rank
@@ -165,10 +165,13 @@ def find_targets(model: nn.Module, layers: str | Iterable[str] | None) -> list[T
         aliases = tuple(
             layer_name(parametrized_name(alias)) for alias in names[id(parameter)] if alias != name
         )
-        is_kept_zero = keeps_zeros and not on_any_rank(
-            any(bool(local_part(part).any()) for part in stored)
-        )
-        protected = "zero beside trained weights" if is_kept_zero else ""
+        protected = "quantized" if is_stored_otherwise(parameter) else ""
+        if (
+            not protected
+            and keeps_zeros
+            and not on_any_rank(any(bool(local_part(part).any()) for part in stored))
+        ):
+            protected = "zero beside trained weights"
         targets.setdefault(key, Target(key, aliases, owner, tuple(stored), protected))
     return list(targets.values())
 

@@ -29,7 +29,7 @@ from hessinit.problem.checks import check_switches, check_tolerance, check_whole
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.graph import nodes_behind
 from hessinit.problem.in_place import InPlaceProblem
-from hessinit.problem.preserve import uninterrupted
+from hessinit.problem.preserve import memory_of, uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.results.curvature_report import MeasurementPlan
 
@@ -463,8 +463,7 @@ def _saved_bytes(end: Tensor, problem: FunctionalProblem) -> int:
     for node in nodes_behind(end.grad_fn):
         saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
         for tensor in tensors_in([*saved, *getattr(node, "saved_tensors", ())]):
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
+            sizes[memory_of(tensor)] = tensor.untyped_storage().nbytes()
     for weight in (*problem.leaves.values(), *problem.constants.values()):
-        sizes.pop(weight.untyped_storage().data_ptr(), None)
+        sizes.pop(memory_of(weight), None)
     return sum(sizes.values())

@@ -245,7 +245,7 @@ def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
     parameters = dict(model.named_parameters())
     for layer in layers:
         weight = parameters[layer.parameter]
-        if _is_stored_otherwise(weight):
+        if is_stored_otherwise(weight):
             raise ProblemError(
                 f"{layer.name} is held in another form ({type(weight).__name__}), as quantized "
                 "weights are; curvature needs plain floating-point weights. Leave it out with "
@@ -268,7 +268,7 @@ def check_values(model: nn.Module, layers: tuple[Layer, ...]) -> None:
             )
 
 
-def _is_stored_otherwise(weight: Tensor) -> bool:
+def is_stored_otherwise(weight: Tensor) -> bool:
     """Whether the numbers are not in the tensor's own memory, as in those of torchao."""
     by_itself: Any = type(weight).__torch_dispatch__
     return by_itself is not Tensor.__torch_dispatch__ and not is_dtensor(weight)

@@ -330,14 +330,15 @@ class ModelState:
             yield
 
 
+def memory_of(tensor: Tensor) -> int:
+    """Where its numbers begin, those of all views alike; 0 if the tensor has no memory itself."""
+    is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return tensor.untyped_storage().data_ptr() if is_plain else 0
+
+
 def copies_beside(parameters: Iterable[nn.Parameter]) -> Convert:
     """Stand-ins for all tensors but these parameters and views of them, which stay."""
     own = {id(parameter): parameter for parameter in parameters}
-
-    def memory_of(tensor: Tensor) -> int:
-        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
-        return tensor.untyped_storage().data_ptr() if is_plain else 0
-
     memory = {memory_of(parameter) for parameter in own.values()} - {0}
 
     def convert(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import random
 import secrets
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -315,7 +316,11 @@ def presenter(module: str = "") -> Any:
 
     It imports the results, so it is imported when used.
     """
-    return import_module(f"hessinit.present.{module}" if module else "hessinit.present")
+    state = random.getstate()  # rich draws a number when it is imported
+    try:
+        return import_module(f"hessinit.present.{module}" if module else "hessinit.present")
+    finally:
+        random.setstate(state)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
