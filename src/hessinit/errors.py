@@ -80,7 +80,10 @@ class ConvergenceError(MessageError, RuntimeError):
 
 
 class RankError(RuntimeError):
-    """Another process of a distributed job failed or ended; the message names its rank."""
+    """Another process of a distributed job failed or ended; the message names its rank.
+
+    The process group can still be used unless the message says otherwise.
+    """
 
 
 class EdgeOfStabilityWarning(UserWarning):

@@ -133,6 +133,17 @@ def answer(*, fully: bool) -> Callable[[int, int], None]:
             assert found.norm.value == pytest.approx(truth.norm.value, rel=1e-3)
             assert found.stable_learning_rate == pytest.approx(truth.stable_learning_rate, rel=1e-3)
             assert_same_everywhere(found.to_json())
+        named = hessinit.measure(model, LOSS, own, distributed="batch", estimator="plain")
+        norm = hessinit.measure(plain, LOSS, batch, distributed="each").network.norm
+        assert named.network.norm == pytest.approx(norm, rel=1e-3)
+        summed: Any = nn.CrossEntropyLoss(reduction="sum")  # FSDP2 averages its gradients over ranks
+        for name in ("sgd", "adamw") if fully else ("sgd",):
+            options = {"optimizer": name, "tolerance": 1e-3, "trial_steps": 0}
+            mean = hessinit.Problem(plain, lambda z, y: summed(z, y) / ranks, batch, reduction="sum")
+            truth = hessinit.advise(mean, distributed="each", **options)
+            found = hessinit.advise(model, summed, own, distributed="batch", **options)
+            assert found.loss == pytest.approx(truth.loss, rel=1e-5)
+            assert found.stable_learning_rate == pytest.approx(truth.stable_learning_rate, rel=1e-3)
         for rate in (0.5, 1e3):
             verdicts = []
             for judged, data, mode in ((plain, batch, "each"), (model, own, "batch")):
@@ -242,6 +253,9 @@ def refuse() -> Callable[[], None]:
         hybrid = init_device_mesh("cpu", (ranks, 1), mesh_dim_names=("copies", "shards"))
         attempt(measure, sharded(network(), mesh=hybrid), own)
         attempt(measure, sharded(network(), offload_policy=CPUOffloadPolicy(pin_memory=False)), own)
+        divided = sharded(network())
+        divided[0].set_gradient_divide_factor(1.0)
+        attempt(measure, divided, own)
         alone = [DeviceMesh("cpu", [other]) for other in range(ranks)]
         attempt(measure, sharded(network(), mesh=alone[rank]), own)
         turned = network()

@@ -40,7 +40,7 @@ REFUSALS = [
     f"depends on others (as by BatchNorm in train mode), {COUPLED}",
     "measured 22 examples",  # in eval mode, and by layers
     "measured 22 examples",
-    "SyncBatchNorm in train mode talks to other ranks in its forward; call model.eval()",
+    "SyncBatchNorm in train mode communicates in its forward; call model.eval()",
     f"the loss compares the examples of a batch, {COUPLED}",  # a root of the mean
     f"the loss compares the examples of a batch, {COUPLED}",  # contrastive
     "measured 22 examples",  # positions of sequences in the first dimension
@@ -104,5 +104,5 @@ def test_without_a_process_group_each_is_the_only_one() -> None:
 
 
 def test_without_a_process_group_the_way_to_one_is_told() -> None:
-    with pytest.raises(hessinit.ProblemError, match=r"none is initialized; start the program by torchrun"):
+    with pytest.raises(hessinit.ProblemError, match=r"none is initialized; start the program with torchrun"):
         hessinit.measure(tiny.network(), nn.CrossEntropyLoss(), tiny.batch(), distributed="batch")

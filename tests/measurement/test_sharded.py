@@ -26,12 +26,13 @@ REFUSALS = [
     f'{SHARDED}. With FSDP2, pass distributed="batch" on every rank',
     SHARDED,
     SHARDED,
-    "0.weight is sharded over a mesh of 2 dimensions, (2, 1), as of HSDP",
+    "0.weight is sharded over a mesh of 2 dimensions, (2, 1), as in HSDP",
     "0 keeps its weights on the CPU (CPUOffloadPolicy)",
+    "0 divides its gradients by 1, and they must be means over the ranks here",
     "0.weight is sharded over 1 of the 2 ranks of this job",
-    "2.weight is sharded over the ranks [0, 1], and weights before it over [1, 0]",
-    "2.weight is trained and not sharded, beside weights that are",
-    "0.weight is a DTensor outside of fully_shard, as of tensor parallelism (parallelize_module)",
+    "2.weight is sharded over the ranks [0, 1], and the weights before it over [1, 0]",
+    "2.weight is trained but not sharded, unlike other weights",
+    "0.weight is a DTensor outside of fully_shard, as in tensor parallelism (parallelize_module)",
     "the number of batches is 2 on rank 1, and 1 on rank 0",
     "the inputs hold",
     "data= asks for a race, and the weights of a sharded model are not raced",
@@ -44,7 +45,8 @@ REFUSALS = [
     'distributed="batch" needs a process group, and none is initialized',
     f'{SHARDED}. With FSDP2, pass distributed="batch" on every rank',
 ]
-ON_RANK_1 = {10, 17}  # the other rank hears who failed
+ON_RANK_1 = {11, 18}  # the other rank hears who failed
+ALONE = 18  # while the other rank waits in a collective
 
 
 def test_every_rank_of_a_sharded_model_refuses_what_one_must_refuse(tmp_path: Path) -> None:
@@ -54,6 +56,8 @@ def test_every_rank_of_a_sharded_model_refuses_what_one_must_refuse(tmp_path: Pa
             assert refusal in line
             is_told = "failed on rank 1, so that every rank stops: " in line
             assert is_told == (number in ON_RANK_1 and rank != 1), line
+            is_closed = "(The process group is closed.)" in line
+            assert is_closed == (number == ALONE and rank != 1), line
 
 
 def check_lost(logs: list[list[str]], victim: int) -> None:

@@ -20,7 +20,7 @@ from hessinit.errors import DerivativeError, ProblemError
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.in_place import InPlaceProblem
 from hessinit.problem.problem import Problem
-from hessinit.problem.ranks import Ranks, lockstep_ranks
+from hessinit.problem.ranks import Ranks, calling_ranks, lockstep_ranks
 
 T = TypeVar("T")
 
@@ -40,21 +40,19 @@ _UNKNOWN_CALLS = "calls mix the examples, or are none of dense, convolution, emb
 
 
 def exactly_or_plainly(
-    problem: Problem, estimator: str, ranks: Ranks | None, work: Callable[[FunctionalProblem], T]
+    problem: Problem, estimator: str, work: Callable[[FunctionalProblem], T]
 ) -> T:
-    """The work on a problem in functional form; where that cannot be, on the model in place.
+    """The result of the work on a problem in functional form, or else on the model in place.
 
     A model that cannot be differentiated twice or taken apart is run as it is trained, and so is a
-    sharded one. What the plain engine refuses, too, is refused for the first reason.
+    sharded one. What the plain engine refuses as well is refused for the first reason.
     """
-    if ranks is not None and ranks.sharded:
-        return work(functional_form(problem))
     if estimator == "plain":
         return work(InPlaceProblem(problem, "estimator='plain' was asked for"))
     try:
-        return work(FunctionalProblem(problem))
+        return work(functional_form(problem))
     except DerivativeError as refusal:
-        if estimator != "auto" or ranks is not None:
+        if estimator != "auto" or calling_ranks() is not None:
             raise
         reason = re.split(r"[:;]|\.\s", str(refusal), maxsplit=1)[0]
         try:
@@ -65,23 +63,23 @@ def exactly_or_plainly(
 
 def functional_form(problem: Problem) -> FunctionalProblem:
     """The problem in functional form; that of a sharded model in place."""
-    ranks = lockstep_ranks()
-    if ranks is None:
+    if lockstep_ranks() is None:
         return FunctionalProblem(problem)
-    return InPlaceProblem(problem, "the weights are sharded", ranks)
+    return InPlaceProblem(problem, "the weights are sharded")
 
 
-def evaluate_everywhere(problem: FunctionalProblem) -> tuple[list[Evaluation], dict[str, Any]]:
-    """The evaluations; in lockstep with other ranks also loss and examples of all of them."""
-    ranks = lockstep_ranks()
+def evaluate_everywhere(
+    problem: FunctionalProblem, ranks: Ranks | None = None
+) -> tuple[list[Evaluation], dict[str, Any]]:
+    """The evaluations, and the loss and examples of all `ranks` (or those in lockstep), if any."""
+    ranks = ranks or lockstep_ranks()
     return (evaluate(problem), {}) if ranks is None else join_shares(ranks, evaluate(problem))
 
 
 def evaluate(problem: FunctionalProblem) -> list[Evaluation]:
     """One evaluation for each batch, weighted by its examples if the loss is a mean."""
-    if isinstance(problem, InPlaceProblem):
-        return join_evaluations([PlainEvaluation(problem, batch) for batch in problem.batches])
-    return join_evaluations([Evaluation(problem, batch) for batch in problem.batches])
+    kind: Any = PlainEvaluation if isinstance(problem, InPlaceProblem) else Evaluation
+    return join_evaluations([kind(problem, batch) for batch in problem.batches])
 
 
 def build_engine(
@@ -111,8 +109,9 @@ def build_engine(
     engine = _gram_engine(evaluations, settings)
     if estimator == "gram" and not isinstance(engine, GramEngine):
         reason = engine if isinstance(engine, str) else engine.reason
-        refusal = f"estimator='gram' cannot measure this problem: {reason}"
-        raise ProblemError(f"{refusal}. Use estimator='auto'.")
+        raise ProblemError(
+            f"estimator='gram' cannot measure this problem: {reason}. Use estimator='auto'."
+        )
     if isinstance(engine, str):
         return _lanczos_engine(evaluations, settings, engine, "both")
     return engine

@@ -44,11 +44,15 @@ def operator_size(operator: Operator) -> int:
     shape = tuple(operator.shape)
     is_empty = shape[:1] == (0,) and ranks_of(operator) is None
     if len(shape) != 2 or shape[0] != shape[1] or is_empty:
-        need = "spectra need a square, non-empty one, such as A.T @ A"
-        raise ValueError(f"the operator has shape {shape}; {need}.")
+        raise ValueError(
+            f"the operator has shape {shape}; spectra need a square, non-empty one, such as "
+            "A.T @ A."
+        )
     if operator.dtype not in (torch.float32, torch.float64):
-        advice = "convert it to torch.float32 or torch.float64"
-        raise TypeError(f"the operator has dtype {operator.dtype}; {advice}.")
+        raise TypeError(
+            f"the operator has dtype {operator.dtype}; convert it to torch.float32 or "
+            "torch.float64."
+        )
     return shape[0]
 
 
@@ -183,7 +187,7 @@ class LanczosProcess:
         scale = float(powers_of_two(largest, initial.dtype))
         torch.mul(initial.detach(), 1 / scale, out=self._current)
         for _ in range(2):
-            self._project_out(self._current, self._locked)
+            _project_out(self._current, self._locked, self._sum)
         self._current.div_(self._norms(self._current).unsqueeze(1))
 
     def step(self) -> None:
@@ -210,8 +214,8 @@ class LanczosProcess:
         candidate = self._next_row(self._current)
         torch.mul(products, self._inverses.unsqueeze(1), out=candidate)
         # Twice is enough (Parlett, after Kahan): one pass leaves ghosts of converged eigenvalues.
-        along = self._project_out(candidate, basis)
-        correction = self._project_out(candidate, basis)
+        along = _project_out(candidate, basis, self._sum)
+        correction = _project_out(candidate, basis, self._sum)
         norms = self._norms(candidate)
         candidate.div_(norms.unsqueeze(1))
         self._current = candidate
@@ -275,9 +279,7 @@ class LanczosProcess:
             if rows > 0:
                 result.addmm_(block[0, :rows].T, coefficients[row : row + rows])
             row += rows
-        if self._ranks is not None:
-            return result.div_(self._norms(result.T))
-        return result.div_(torch.linalg.vector_norm(result, dim=0))
+        return result.div_(self._norms(result.T))
 
     def _sum(self, numbers: Tensor) -> Tensor:
         return numbers if self._ranks is None else self._ranks.sum(numbers).to(numbers.dtype)
@@ -289,25 +291,9 @@ class LanczosProcess:
 
     def _largest_entries(self, vectors: Tensor) -> Tensor:
         """The largest |entry| of each row."""
-        if self._ranks is None:
-            return vectors.abs().amax(dim=1)
-        largest = vectors.new_zeros(len(vectors))  # of a rank that holds no entry
-        if vectors.shape[1]:
-            largest = vectors.abs().amax(dim=1)
-        return self._ranks.max(largest).to(vectors.dtype)
-
-    def _project_out(self, vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
-        """Subtract from each vector its projection on the basis of its run, in place.
-
-        Returns the coefficients along the last block.
-        """
-        if self._ranks is None:
-            return _project_out(vectors, basis)
-        coefficients = vectors
-        for block in basis:
-            coefficients = self._sum(torch.bmm(block, vectors.unsqueeze(2)).squeeze(2))
-            vectors -= torch.bmm(block.mT, coefficients.unsqueeze(2)).squeeze(2)
-        return coefficients
+        # A rank may hold no entry.
+        largest = vectors.abs().amax(dim=1) if vectors.shape[1] else vectors.new_zeros(len(vectors))
+        return largest if self._ranks is None else self._ranks.max(largest).to(vectors.dtype)
 
     def _next_row(self, like: Tensor) -> Tensor:
         if not self._blocks or self._rows_used == self._blocks[-1].shape[1]:
@@ -321,15 +307,18 @@ class LanczosProcess:
         return self._blocks[-1][:, self._rows_used - 1]
 
 
-def _project_out(vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
+def _project_out(
+    vectors: Tensor, basis: Sequence[Tensor], add_up: Callable[[Tensor], Tensor]
+) -> Tensor:
     """Subtract from each vector its projection on the basis of its run, in place.
 
-    Returns the coefficients along the last block.
+    Returns the coefficients along the last block. `add_up` sums those of the parts of a vector that
+    several ranks hold, which make one run at a time.
     """
     coefficients = vectors
     for block in basis:
         if len(block) == 1:
-            coefficients = torch.mv(block[0], vectors[0]).unsqueeze(0)
+            coefficients = add_up(torch.mv(block[0], vectors[0])).unsqueeze(0)
             vectors[0].addmv_(block[0].T, coefficients[0], alpha=-1)
         elif block.device.type == "cpu":
             coefficients = _project_out_on_cpu(vectors, block)

@@ -102,8 +102,10 @@ class Goal:
 
     def __post_init__(self) -> None:
         if self.which not in ("both", "top", "norm"):
-            choices = "choose from 'both', 'top', 'norm'. For the bottom alone pass -operator"
-            raise ValueError(f"which={self.which!r} is unknown; {choices}.")
+            raise ValueError(
+                f"which={self.which!r} is unknown; choose from 'both', 'top', 'norm'. For the "
+                "bottom alone pass -operator."
+            )
         checks.check_tolerance(self.tolerance)
         checks.check_whole("max_iterations", self.max_iterations, at_least=1)
 
@@ -269,22 +271,26 @@ class LanczosSearch:
         has_converged = is_reachable and (is_exact or extreme.is_converged(tolerance, norm))
         is_other_end = self._goal.which == "norm" and abs(extreme.value) != norm
         if not is_reachable:
-            level = f"the rounding level {rounding:.0e} of {spectrum.dtype}"
-            advice = "use torch.float64 or a larger tolerance"
-            reason = f"tolerance={tolerance:g} is below {level}; {advice}"
+            reason = (
+                f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} of "
+                f"{spectrum.dtype}; use torch.float64 or a larger tolerance"
+            )
         elif is_exact:
             reason = f"exact up to rounding: {steps} steps span all that the operator reaches"
         elif has_converged:
-            share = f"error {error / norm:.0e} of the norm"
-            reason = f"settled, {share}, within tolerance={tolerance:g}"
+            reason = (
+                f"settled, error {error / norm:.0e} of the norm, within tolerance={tolerance:g}"
+            )
         elif is_other_end and steps < self._limit:
-            share = f"{error / norm:.0e} of the norm"
-            reason = f"known to {share}, which the other end of the spectrum makes"
+            reason = (
+                f"known to {error / norm:.0e} of the norm, which the other end of the spectrum "
+                "makes"
+            )
         else:
-            residual = f"residual {extreme.residual / norm:.0e} of the norm"
-            advice = "raise max_iterations or tolerance"
-            stop = f"stopped at max_iterations={self._goal.max_iterations}"
-            reason = f"{stop} with {residual}; {advice}"
+            reason = (
+                f"stopped at max_iterations={self._goal.max_iterations} with residual "
+                f"{extreme.residual / norm:.0e} of the norm; raise max_iterations or tolerance"
+            )
         total = (error + rounding * norm) * spectrum.scale
         return Estimate(extreme.value * spectrum.scale, total, has_converged, reason, steps)
 
@@ -385,8 +391,10 @@ def top_eigenpairs(
     size = krylov.operator_size(operator)
     checks.check_whole("count", count, at_least=1)
     if count > size:
-        advice = f"it is {size} × {size}. Pass count={size} or less"
-        raise ValueError(f"count={count} is more than the operator has: {advice}.")
+        raise ValueError(
+            f"count={count} is more than the operator has: it is {size} × {size}. Pass "
+            f"count={size} or less."
+        )
     checks.check_tolerance(tolerance)
     checks.check_whole("max_iterations", max_iterations, at_least=count)
     search = _EigenpairSearch(operator, count, tolerance, max_iterations)
@@ -499,12 +507,15 @@ class _EigenpairSearch:
         estimates = []
         for value, residual in zip(values[order].tolist(), residuals, strict=True):
             has_converged = self._is_complete and residual <= self._tolerance * norm
-            share = f"residual {residual / (norm or 1.0):.0e} of the norm"
-            advice = "raise max_iterations or tolerance"
-            reason = f"stopped after {products} products with {share}; {advice}"
+            reason = (
+                f"stopped after {products} products with residual "
+                f"{residual / (norm or 1.0):.0e} of the norm; raise max_iterations or tolerance"
+            )
             if has_converged:
-                within = f"residual within tolerance={self._tolerance:g} of the norm"
-                reason = f"{within}; no larger one is left"
+                reason = (
+                    f"residual within tolerance={self._tolerance:g} of the norm; no larger one is "
+                    "left"
+                )
             error = (residual + rounding) * scale
             estimates.append(Estimate(value * scale, error, has_converged, reason, products))
         failed = [estimate for estimate in estimates if not estimate.converged]
@@ -614,8 +625,10 @@ def largest_singular_values(
     elif tolerance < rounding:
         reason = f"tolerance={tolerance:g} is below the rounding level {rounding:.0e} of {dtype}"
     elif unsettled:
-        stopped = f"stopped at max_iterations={max_iterations} in {unsettled} examples"
-        reason = f"{stopped}; raise it or tolerance"
+        reason = (
+            f"stopped at max_iterations={max_iterations} in {unsettled} examples; raise it or "
+            "tolerance"
+        )
     products = 2 * max(square.products for square in squares)
     return SingularValues(values * roots, errors * roots, not unsettled, reason, products)
 

@@ -1,4 +1,4 @@
-"""Curvature of examples spread over ranks: products are added up, rank 0 decides the rest."""
+"""Curvature of examples spread over ranks: products are added up, and rank 0 decides the rest."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hessinit.curvature.evaluation import Evaluation, find_reduction
 from hessinit.errors import ProblemError
 from hessinit.problem.ranks import Ranks
 
-_LAST_MOMENT = 1 << 62  # of a weight that only examples of other ranks use
+_LAST_MOMENT = 1 << 62  # of a weight that only examples of other ranks use: last, but not unused
 
 
 @dataclass(frozen=True)
 class Share:
-    """What the ranks tell each other about their shares of the examples."""
+    """What a rank sends to the others about its share of the examples."""
 
     coupling: str  # the part that makes examples depend on each other, if any
     reduction: str | None
@@ -56,7 +56,8 @@ def join_shares(
     """The evaluations, weighted by their share of all examples; loss, examples and batches of all.
 
     The same as several batches in one process. Refuses, on every rank, examples that see each
-    other.
+    other. A loss that sums over the examples of a sharded model counts as its mean over the ranks:
+    that is what training minimizes, as FSDP2 averages the gradients.
     """
     problem = evaluations[0].problem
     # Ranks in lockstep train on the mean of their own losses, whatever these make of a share.
@@ -73,11 +74,15 @@ def join_shares(
     shares = list(ranks.exchange(share))
     is_mean = _joined_reduction(shares) == "mean"
     rows = sum(share.rows for share in shares)
-    fractions = [share.rows / rows if is_mean else 1.0 for share in shares]
-    moments = dict(share.moments)
-    for name, moment in moments.items():
-        if moment is None and any(share.moments[name] is not None for share in shares):
-            moments[name] = _LAST_MOMENT  # last in the order, but not unused
+    used = {
+        name for share in shares for name, moment in share.moments.items() if moment is not None
+    }
+    part_of_sum = 1.0 / ranks.size if ranks.sharded else 1.0
+    fractions = [share.rows / rows if is_mean else part_of_sum for share in shares]
+    moments = {
+        name: _LAST_MOMENT if moment is None and name in used else moment
+        for name, moment in share.moments.items()
+    }
     first, *following = (
         evaluation.weighted(evaluation.weight * fractions[ranks.rank]) for evaluation in evaluations
     )

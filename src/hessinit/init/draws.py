@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hessinit.errors import ProblemError, choose
-from hessinit.init.recorder import explained_run, prepare_sample, preserved, run
+from hessinit.init.recorder import prepare_sample, preserved, run
 from hessinit.init.trace import WeightUse
 from hessinit.init.weights import Target, block_views
 from hessinit.problem.batches import tensors_in
@@ -26,7 +26,7 @@ from hessinit.problem.checks import layer_name
 from hessinit.problem.graph import name_of, operation_named
 from hessinit.problem.preserve import memory_of
 from hessinit.problem.problem import Forward
-from hessinit.problem.ranks import lockstep_ranks, on_any_rank
+from hessinit.problem.ranks import lockstep_ranks, mean_over_ranks, on_any_rank
 from hessinit.problem.sharding import gathered_parameters, local_part
 from hessinit.results.initialization import PlannedWeight
 
@@ -176,9 +176,9 @@ def _draw_in_place_(
     biases: str,
     generator: torch.Generator,
 ) -> Drawn:
-    """Write a sharded model's new weights, one after the other: every rank draws the same.
+    """Write the new weights of a sharded model one after the other; every rank draws the same.
 
-    The caller has the way back.
+    The caller can undo it.
     """
     for key, draft in written.items():
         value = _draw(draft, scheme, distribution, generator)
@@ -189,23 +189,14 @@ def _draw_in_place_(
             bias.detach().zero_()
     notes: tuple[str, ...] = ()
     if scheme == "lsuv":
-        # The forward gathers one layer after the other, and scales it while it is whole.
+        # The forward gathers one layer at a time, which is scaled while it is whole.
         gathered = gathered_parameters(job.model)
-        mode = UnitVariance(
-            {key: gathered[key] for key in written},
-            {key: draft.gain for key, draft in written.items()},
-        )
-        with preserved(job.model):
-            sample = prepare_sample(job.model, job.sample)
-            with explained_run(job.model, sample, job.forward), mode:
-                sample = job.forward(job.model, sample) if job.forward else job.model(sample)
-        _check_measured(mode)
+        weights = {key: gathered[key] for key in written}
+        factors, notes = _find_unit_variance(job, written, weights, {})
         for key, draft in written.items():
-            factor = mode.factors.get(key, 1.0) * draft.factor
-            local_part(draft.target.stored[0]).mul_(factor)
-            std = tuple(factor * std for std in planned[key].std)
+            local_part(draft.target.stored[0]).mul_(factors[key])
+            std = tuple(factors[key] * std for std in planned[key].std)
             planned[key] = replace(planned[key], std=std)
-        notes = tuple(_notes_on(mode, {key: draft.target.name for key, draft in written.items()}))
     return Drawn([], {}, tuple(planned.values()), notes)
 
 
@@ -348,11 +339,8 @@ class UnitVariance(TorchFunctionMode):
 
 def _deviation(result: Tensor) -> float:
     values = result.detach().double()
-    ranks = lockstep_ranks()
-    if ranks is None:
-        return float(values.std(correction=0))
-    total, count = ranks.sum(torch.stack([values.sum(), torch.tensor(values.numel()).to(values)]))
-    return float((ranks.sum((values - total / count).square().sum()) / count).sqrt())
+    mean = mean_over_ranks(values.mean())
+    return float(mean_over_ranks((values - mean).square().mean()).sqrt())
 
 
 def _scale_to_unit_variance_(
@@ -371,22 +359,31 @@ def _scale_to_unit_variance_(
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     tensors = {**buffers, **copies, **{names[id(bias)]: value for bias, value in biases.items()}}
-    mode = UnitVariance(copies, {key: draft.gain for key, draft in drafts.items()})
-    with preserved(model):
-        run(model, prepare_sample(model, job.sample), job.forward, tensors, mode)
-    _check_measured(mode)
-    for key, draft in drafts.items():
-        weights[key] *= mode.factors.get(key, 1.0) * draft.factor
-    return tuple(_notes_on(mode, {key: draft.target.name for key, draft in drafts.items()}))
+    factors, notes = _find_unit_variance(job, drafts, copies, tensors)
+    for key, factor in factors.items():
+        weights[key] *= factor
+    return notes
 
 
-def _check_measured(mode: UnitVariance) -> None:
+def _find_unit_variance(
+    job: DrawingJob,
+    drafts: Mapping[str, Draft],
+    weights: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """The factor of each weight, from a forward that scales `weights` in place; and notes."""
+    mode = UnitVariance(weights, {key: draft.gain for key, draft in drafts.items()})
+    with preserved(job.model):
+        run(job.model, prepare_sample(job.model, job.sample), job.forward, tensors, mode)
     if mode.zero and not mode.factors:
         raise ProblemError(
             f"the output of {layer_name(mode.zero[0])} on this sample is 0 everywhere, and so is "
             "all behind it, so there is nothing to measure. Pass a sample of several examples that "
             "differ."
         )
+    factors = {key: mode.factors.get(key, 1.0) * draft.factor for key, draft in drafts.items()}
+    names = {key: draft.target.name for key, draft in drafts.items()}
+    return factors, tuple(_notes_on(mode, names))
 
 
 def _notes_on(mode: UnitVariance, names: Mapping[str, str]) -> Iterator[str]:

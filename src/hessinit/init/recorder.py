@@ -41,7 +41,7 @@ from hessinit.problem.functional import explain_module
 from hessinit.problem.graph import name_of, operation_named
 from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.problem.problem import Forward
-from hessinit.problem.sharding import in_shape_of, without_gathering
+from hessinit.problem.sharding import in_shape_of, is_dtensor, without_gathering
 from hessinit.problem.substitutes import twice_differentiable
 
 # --- Calls of a model on copies of its weights, which leave it as it was
@@ -89,18 +89,19 @@ def run(
     tensors: Mapping[str, Tensor],
     mode: contextlib.AbstractContextManager[Any],
 ) -> Any:
-    """The model's output under `mode`, with `tensors` in place of its parameters and buffers."""
-    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    """The model's output under `mode`, with `tensors` in place of its parameters and buffers.
+
+    FSDP2 itself gathers a sharded parameter.
+    """
+    parameters = {
+        name: parameter.detach()
+        for name, parameter in model.named_parameters()
+        if not is_dtensor(parameter)
+    }
     replacing = {f"model.{name}": tensor for name, tensor in {**parameters, **tensors}.items()}
-    with explained_run(model, inputs, forward), mode:
-        return functional_call(_Called(model, forward), replacing, (inputs,))
-
-
-@contextlib.contextmanager
-def explained_run(model: nn.Module, inputs: Any, forward: Forward | None) -> Iterator[None]:
-    """Turn a failure of the forward into a `ProblemError` with the way out."""
     try:
-        yield
+        with mode:
+            return functional_call(_Called(model, forward), replacing, (inputs,))
     except ProblemError:
         raise
     except Exception as failure:

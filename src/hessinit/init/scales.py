@@ -341,8 +341,9 @@ def _output_statistics(problem: FunctionalProblem, batch: Batch) -> OutputStatis
             zero_loss = problem.loss_of(torch.zeros_like(output), batch)
         except Exception:  # a loss that is not defined for zeros, as one that divides by a length
             zero_loss = torch.full_like(loss, math.nan)
-    means = map(mean_over_ranks, (loss, output.double().square().mean(), zero_loss))
-    loss, square, zero_loss = means
+    loss, square, zero_loss = map(
+        mean_over_ranks, (loss, output.double().square().mean(), zero_loss)
+    )
     return OutputStatistics(float(loss), float(square.sqrt()), float(zero_loss))
 
 

@@ -24,7 +24,12 @@ from hessinit.curvature.engine import (
     measure_spectrum,
     with_rounding,
 )
-from hessinit.curvature.engine_choice import build_engine, evaluate, exactly_or_plainly
+from hessinit.curvature.engine_choice import (
+    build_engine,
+    evaluate,
+    evaluate_everywhere,
+    exactly_or_plainly,
+)
 from hessinit.curvature.evaluation import Evaluation, in_gradients, loss_gradient, unused_leaves
 from hessinit.curvature.operators import GaussNewtonOperator, HessianOperator, JacobianOperator
 from hessinit.errors import (
@@ -363,7 +368,7 @@ def measure(
         progress=progress,
         ranks=ranks,
     )
-    report = exactly_or_plainly(given, estimator, ranks, measurement.run)
+    report = exactly_or_plainly(given, estimator, measurement.run)
     rows = (*report.layers, report.network) if network else report.layers
     _complain(rows, tolerance, strict)
     return report
@@ -447,13 +452,10 @@ class _Measurement:
 
     def _measure(self, problem: FunctionalProblem) -> CurvatureReport:
         """The report; notes, checks and findings included."""
-        evaluations = evaluate(problem)
-        self._expect(evaluations)
-        facts: dict[str, Any] = {}
         is_shared = self.ranks is not None and self.ranks.split == "batch"
         is_whole = self.ranks is None and not problem.runs_as_trained
-        if self.ranks is not None and is_shared:
-            evaluations, facts = shares.join_shares(self.ranks, evaluations)
+        evaluations, facts = evaluate_everywhere(problem, self.ranks if is_shared else None)
+        self._expect(evaluations)
         notes = notes_on(problem, evaluations)
         measuring = Rows(
             problem, evaluations, self.curvature, self.estimator, self.settings, self.details

@@ -187,7 +187,7 @@ def plan(
             planned = plan_measurement(evaluations, curvature, estimator, settings, network)
             return planned, notes_on(functional, evaluations)
 
-    planned, notes = engine_choice.exactly_or_plainly(given_problem, estimator, None, work)
+    planned, notes = engine_choice.exactly_or_plainly(given_problem, estimator, work)
     uncounted = [*asked_for.names]
     if asked_for.top:
         uncounted.append(f"top-{asked_for.top}")

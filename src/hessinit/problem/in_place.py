@@ -17,7 +17,7 @@ from hessinit.problem.batches import Batch, map_tensors
 from hessinit.problem.functional import FirstCall, FunctionalProblem, explained_memory
 from hessinit.problem.preserve import StandIns, copies_beside, untouched_random_state
 from hessinit.problem.problem import Problem
-from hessinit.problem.ranks import Ranks, tolerating
+from hessinit.problem.ranks import lockstep_ranks, tolerating
 from hessinit.problem.sharding import gathered_parameters, is_dtensor, local_part, reshard
 
 _BACKWARD_ONLY = re.compile(r"compatible with \.grad\(\)")  # what reentrant checkpoints say
@@ -32,11 +32,11 @@ class InPlaceProblem(FunctionalProblem):
 
     runs_as_trained = True
 
-    def __init__(self, problem: Problem, reason: str, ranks: Ranks | None = None) -> None:
+    def __init__(self, problem: Problem, reason: str) -> None:
         self.reason = reason
-        self.ranks = ranks  # that hold the other parts of the weights
+        self.ranks = lockstep_ranks()  # that hold the other parts of the weights
         self._needs_graph = False  # the forward itself differentiates
-        self._needs_backward = ranks is not None  # and not `autograd.grad`
+        self._needs_backward = self.ranks is not None  # and not `autograd.grad`
         super().__init__(problem)
 
     def _find_model(self, problem: Problem) -> nn.Module:

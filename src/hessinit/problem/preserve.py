@@ -212,7 +212,7 @@ class UserState:
         """What `beside` has found is excluded; `meets_it` says whether `roots` reach any of it."""
         excluded: dict[int, Any] = {} if beside is None else beside._known
         self._sharded = list(filter(is_sharded, roots))
-        self._reshard()
+        reshard(*self._sharded)
         reached, self.meets_it = _reachable(roots, _belongs_to_the_function, excluded)
         self._known: dict[int, Any] = {**excluded, **reached}
         objects = list(reached.values())
@@ -266,14 +266,9 @@ class UserState:
 
     def restore(self) -> None:
         """Put back what every container, object and closure held, not the content of tensors."""
-        self._reshard()
+        reshard(*self._sharded)  # FSDP2 itself exchanges what it has gathered for its shards
         for holder in (*self._holders, *self._resting):
             holder.restore()
-
-    def _reshard(self) -> None:
-        """Let FSDP2 itself exchange the weights that it has gathered for its shards."""
-        for model in self._sharded:
-            reshard(model)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,17 @@
-"""The ranks of a distributed job that call a verb together: their messages, and who is missing.
+"""The ranks of a distributed job that call a verb together: their messages, and which one is lost.
 
-Every message goes between rank 0 and one other rank (`send_object_list`), and not through
+Every message goes between rank 0 and one other rank (`send_object_list`), not through
 `all_gather_object` or `broadcast_object_list`: in the ring or tree of a collective, a lost rank
 leaves the others waiting until the timeout, and none of them learns which rank it was.
 
-A model that FSDP2 has sharded talks to the other ranks in its own forward, so there every rank runs
-the same program, in lockstep. What ends it on one rank is told to the others by the store of the
-job; a rank that still waits for them then has its connections closed, and so have those that wait
-for that one.
+For the same reason rank 0 alone decides in a measurement of shared examples, and asks the others
+for products. If every rank ran Lanczos on the summed products, ranks that round differently would
+stop at different steps.
+
+The forward of a model that FSDP2 has sharded communicates itself, so there every rank runs the same
+program in lockstep, and its inner products are sums over the ranks. A rank that fails writes the
+reason to the store of the job. If others still wait for it in a collective, it closes its
+connections, which ends their wait; they then do the same for those that wait for them.
 """
 
 from __future__ import annotations
@@ -38,14 +42,15 @@ from hessinit.problem.sharding import find_mesh, is_dtensor, is_sharded, reshard
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A world that knows no CPU, as NCCL's, has a gloo group for messages beside it.
+# A backend that cannot send from the CPU, such as NCCL, gets a gloo group for messages beside it.
 _gloo_groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _calling: ContextVar[Ranks | None] = ContextVar("calling_ranks", default=None)
 
 # Options of these types are compared between the ranks by their repr; data and loggers are not.
 _COMPARED_TYPES = (str, int, float, type(None), torch.dtype, list, tuple)
 _NOT_COMPARED = {"batch", "data", "log_to"}
-_ENDED = "ended, or its connection was lost. Its own output says why; start the job again"
+_ENDED = "ended, or its connection was lost. Its own output may say why; start the job again"
+_CLOSED = "(The process group is closed.)"
 _TIMED_OUT = (
     "did not answer in time. Make the same calls on every rank, or raise init_process_group's "
     "timeout"
@@ -56,23 +61,24 @@ _SAME_ON_ALL_RANKS = {
     "everywhere",
     "values": "all ranks must hold the same values; broadcast them first, as "
     "DistributedDataParallel does",
-    "number": "the ranks of a sharded model run each batch together; pass as many on every rank",
+    "number": "the ranks of a sharded model run each batch together; pass the same number "
+    "everywhere",
     "batch": 'with distributed="layers" all ranks must pass the same batch; for shares choose '
     '"batch"',
 }
 _TOGETHER = (
-    'pass distributed="batch" on every rank (its share of the examples), or "layers" (all one '
-    "batch)"
+    'pass distributed="batch" on every rank (each with its share of the examples), or "layers" '
+    "(all with the same batch)"
 )
 
 
 @dataclass(frozen=True)
 class LockstepRules:
-    """How ranks in lockstep end; ranks that refuse the same do so at nearly the same time."""
+    """How long a rank that has failed waits; all that refuse the same do so nearly at once."""
 
-    # After this the others wait for a rank that has failed: their connections are closed.
+    # For the others to fail, too. Then they must be waiting for it, and it closes its connections.
     patience: timedelta = timedelta(seconds=10)
-    # Rank 0 holds the store of most jobs: it waits so long for the others to read there.
+    # Rank 0 holds the store of most jobs, and waits this long for the others to read the reason.
     farewell: timedelta = timedelta(seconds=20)
     tag: int = 20_230  # of messages that nobody sends
 
@@ -81,10 +87,6 @@ LOCKSTEP = LockstepRules()
 _calls = itertools.count()  # of ranks in lockstep: the same number on all of them
 # torch raises a plain RuntimeError where gloo lost a connection.
 _DISCONNECTED = re.compile(r"gloo|nccl|Connection (closed|reset)", re.IGNORECASE)
-
-
-class Failure(str):
-    """Sent in place of a value: the reason why there is none."""
 
 
 class _Question(NamedTuple):
@@ -96,16 +98,16 @@ class _Question(NamedTuple):
 class Ranks:
     """The processes of a job that make one call together.
 
-    What one of them raises becomes a `RankError` on the others that names its rank. Where the model
-    is `sharded`, every rank runs the same program, in lockstep, on its shards and examples; `share`
-    is this rank's part of the rows of all.
+    An exception on one rank becomes a `RankError` on the others that names the rank. If the model
+    is `sharded`, every rank runs the same program in lockstep, on its own shards and examples;
+    `share` is this rank's fraction of the rows of all ranks.
     """
 
     def __init__(self, call: str, split: str = "batch", sharded: bool = False) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise ProblemError(
                 f'distributed="{split}" needs a process group, and none is initialized; start the '
-                "program by torchrun and call torch.distributed.init_process_group() first, or "
+                "program with torchrun and call torch.distributed.init_process_group() first, or "
                 "leave distributed= out."
             )
         self.call = call
@@ -127,7 +129,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """End the block on every rank as soon as one of them raises inside."""
+        """End the block on every rank as soon as it raises on one of them."""
         self._is_over = False
         try:
             yield
@@ -140,7 +142,7 @@ class Ranks:
             raise
 
     def exchange(self, value: Any, last: bool = False) -> list[Any]:
-        """Return the values that all ranks passed, on every rank; `last`: nothing follows."""
+        """Return the values that all ranks passed; `last` says that no other exchange follows."""
         if self.rank:
             self._send(0, value)
             return self._answer_until_published(last=last)
@@ -155,7 +157,7 @@ class Ranks:
         return self.exchange(None if self.rank else result, last)[0]
 
     def lead(self, work: Callable[[], T], answer: Callable[..., Any]) -> T:
-        """Do the work on rank 0, whose questions the others answer; return its result on all."""
+        """Return the result of rank 0 on every rank; the others answer its questions meanwhile."""
         if self.rank:
             return self._answer_until_published(answer)[0]
         self._leads = True
@@ -170,7 +172,7 @@ class Ranks:
     def divide(
         self, sizes: Mapping[str, int], work: Callable[[list[str]], dict[str, T]]
     ) -> dict[str, T]:
-        """Share the work out by names: the largest first, to the rank that has the least to do."""
+        """Divide the work by names, the largest first: each goes to the rank with least to do."""
         loads = [0.0] * self.size
         largest = max(sizes.values())
         names = list[str]()
@@ -180,10 +182,8 @@ class Ranks:
             loads[owner] += 1 + sizes[name] / largest
             if owner == self.rank:
                 names.append(name)
-        results = dict[str, T]()
-        for share in self.exchange(work(names)):
-            results.update(share)
-        return results
+        results = self.exchange(work(names))
+        return {name: result for share in results for name, result in share.items()}
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of the tensors of all ranks in float64, the same bits on every rank."""
@@ -201,7 +201,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def in_lockstep(self) -> Iterator[None]:
-        """Let a block whose collectives are those of the user's model end alike on every rank."""
+        """Let a block that runs collectives of the user's model end alike on every rank."""
         if not self.sharded or lockstep_ranks() is self:
             yield
             return
@@ -224,10 +224,10 @@ class Ranks:
             raise
 
     def settle(self, failure: BaseException | None = None) -> None:
-        """Return once all ranks in lockstep are here, all of them with a failure or none.
+        """Return once all ranks in lockstep are here, either all with a failure or all without.
 
         Otherwise raise a RankError that names the first rank that failed or was lost. A rank that
-        fails while others wait for it in a collective closes its connections, which ends theirs.
+        fails while others wait for it in a collective closes its connections, which ends the wait.
         """
         if self._has_failed:
             return
@@ -239,7 +239,7 @@ class Ranks:
             if failure is not None:
                 if _is_disconnection(failure):
                     raise failure
-                reason = self._describe(failure)
+                reason = str(self._describe(failure))
             store.set(keys[self.rank], reason)
             if reason:
                 store.wait(keys, LOCKSTEP.patience)
@@ -247,16 +247,16 @@ class Ranks:
             reasons = [store.get(key).decode() for key in keys]
         except RuntimeError:
             self._has_failed = True
-            raise RankError(self._close(reason)) from failure
+            raise RankError(f"{self._close(reason)} {_CLOSED}") from failure
         first = next(filter(None, reasons), "")
         if first and not all(reasons):
             self._has_failed = True
             raise RankError(first) from failure
 
     def _close(self, reason: str) -> str:
-        """Close the connections of this rank, so that none waits for it.
+        """Close the connections of this rank, so that no other rank waits for it.
 
-        Returns what was the first to end the call: the `reason` of this rank, or that of another.
+        Returns what ended the call first: the `reason` of this rank, or that of another.
         """
         store = _store()
         ranks = [rank for rank in range(self.size) if rank != self.rank]
@@ -271,7 +271,7 @@ class Ranks:
             *works.values(),
             *(_receive_nothing(rank, self._mesh_group) for rank in ranks),
         ):
-            # A receive that times out fails all that gloo still sends or receives here.
+            # When a receive times out, gloo fails all other transfers of this rank, too.
             with contextlib.suppress(RuntimeError):
                 if work is not None:
                     work.wait(timedelta(milliseconds=1))
@@ -282,39 +282,32 @@ class Ranks:
         return reason
 
     def _publish(self, values: list[Any], last: bool = False) -> list[Any]:
-        """Send every other rank the values; only rank 0 does."""
+        """Send the values from rank 0 to every other rank, and return them."""
         self._leads = False
         for rank in self._others:
-            self._send(rank, values)  # a lost rank is missed in the next exchange
+            self._send(rank, values)  # a lost rank is noticed in the next exchange
         return self._end(values, last)
 
     def _answer_until_published(
         self, answer: Callable[..., Any] = tuple, last: bool = False
     ) -> list[Any]:
-        """Answer the questions of rank 0 until it publishes values; return these."""
-        failure: BaseException | None = None
-        message = self._receive(0)
-        while isinstance(message, _Question):
-            try:
-                reply = answer(*message.arguments)
-            except BaseException as raised:  # rank 0 learns of it, and ends the call on all ranks
-                failure = raised
-                reply = self._describe(raised)
-            self._send(0, reply)
-            message = self._receive(0)
-        if failure is not None:
-            self._is_over = True
-            raise failure
-        return self._end([message] if isinstance(message, Failure) else message, last)
+        """Answer the questions of rank 0 until it publishes values, and return these.
+
+        If there is no answer, `together` sends the reason.
+        """
+        while isinstance(message := self._receive(0), _Question):
+            self._send(0, answer(*message.arguments))
+        return self._end([message] if isinstance(message, RankError) else message, last)
 
     def _end(self, values: list[Any], last: bool) -> list[Any]:
-        self._is_over = last or any(isinstance(value, Failure) for value in values)
+        self._is_over = last or any(isinstance(value, RankError) for value in values)
         return _refuse_failures(values)
 
-    def _describe(self, failure: BaseException) -> Failure:
+    def _describe(self, failure: BaseException) -> RankError:
+        """Return what is sent to the other ranks in place of a value."""
         if isinstance(failure, RankError):
-            return Failure(failure)
-        return Failure(
+            return failure
+        return RankError(
             f"{self.call} failed on rank {self.rank}, so that every rank stops: "
             f"{type(failure).__name__}: {failure}"
         )
@@ -326,7 +319,7 @@ class Ranks:
         values = [None]
         self._reach(rank, dist.recv_object_list, values)
         if rank in self._lost:
-            return Failure(f"{self.call} stopped on every rank: rank {rank} {self._lost[rank]}.")
+            return RankError(f"{self.call} stopped on every rank: rank {rank} {self._lost[rank]}.")
         return values[0]
 
     def _reach(self, rank: int, transfer: Callable[..., Any], values: list[Any]) -> None:
@@ -349,8 +342,8 @@ class Ranks:
         for module in model.modules():
             if isinstance(module, nn.SyncBatchNorm) and module.training:
                 raise ProblemError(
-                    "SyncBatchNorm in train mode talks to other ranks in its forward; call "
-                    "model.eval(), or pass it before convert_sync_batchnorm, with "
+                    "SyncBatchNorm in train mode communicates in its forward; call model.eval(), "
+                    "or pass the model before convert_sync_batchnorm, with "
                     'distributed="layers".'
                 )
         batches = [batch for _, batch in read_batches(options["batch"])]
@@ -374,16 +367,14 @@ class Ranks:
         return batches
 
     def join(self, batches: list[Batch]) -> list[Batch]:
-        """Return the examples of all ranks, as one batch if possible; its own in lockstep."""
+        """Return the examples of all ranks, as one batch if possible; in lockstep, this rank's."""
         if self.split == "layers" or self.sharded:
             return batches
         shares = self.exchange(map_tensors(lambda tensor: tensor.detach().cpu(), batches))
         batches = [batch for share in shares for batch in share]
-        if len(batches) == self.size and all(map(_counts_examples, batches)):
-            joined = join_batches(batches)
-            if joined is not None:
-                return [joined]
-        return batches
+        can_be_joined = len(batches) == self.size and all(map(_counts_examples, batches))
+        joined = join_batches(batches) if can_be_joined else None
+        return batches if joined is None else [joined]
 
 
 def is_one_of_several() -> bool:
@@ -418,7 +409,7 @@ def smallest_over_ranks(number: float) -> float:
 
 
 def on_any_rank(condition: bool) -> bool:
-    """Whether the condition holds on any of the ranks in lockstep, or here without them."""
+    """Whether the condition holds on any of the ranks in lockstep, or here if there are none."""
     return not smallest_over_ranks(not condition)
 
 
@@ -429,27 +420,20 @@ def length_over_ranks(length: float) -> float:
 
 
 def require_alike(failure: Exception) -> None:
-    """Return where every rank in lockstep has failed here, or none is; else end the call on all."""
+    """Return if all ranks in lockstep have failed here, or none is in it; else end their call."""
     if isinstance(failure, RankError):
         raise failure
     if (ranks := lockstep_ranks()) is not None:
         ranks.settle(failure)
 
 
-class tolerating:  # noqa: N801 (as contextlib.suppress)
-    """Go on after these failures, ranks in lockstep only where all of them fail alike."""
-
-    def __init__(self, *failures: type[Exception]) -> None:
-        self._failures = failures
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, failure: BaseException | None, trace: Any) -> bool:
-        if not isinstance(failure, self._failures):
-            return False
+@contextlib.contextmanager
+def tolerating(*failures: type[Exception]) -> Iterator[None]:
+    """Suppress these exceptions; ranks in lockstep do so only if all of them raise one here."""
+    try:
+        yield
+    except failures as failure:
         require_alike(failure)
-        return True
 
 
 def on_all_ranks(
@@ -457,8 +441,8 @@ def on_all_ranks(
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Let the ranks of a job call a verb together, as its argument `distributed` says.
 
-    The verb finds them by `calling_ranks`. With `run(ranks, model, work)`, the verb is `work` for
-    one process, on the examples of all ranks, and knows no ranks.
+    The verb gets the ranks from `calling_ranks`. With `run(ranks, model, work)`, `work` calls the
+    verb for one process: on the examples of all ranks, and without `calling_ranks`.
     """
 
     def decorate(verb: Callable[P, T]) -> Callable[P, T]:
@@ -466,21 +450,19 @@ def on_all_ranks(
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
             if lockstep_ranks() is not None:  # called by another verb
                 return verb(*args, **kwargs)
-            split = kwargs.get("distributed")
-            if split is None and not is_one_of_several():
-                with _made_by(None):
-                    return verb(*args, **kwargs)
-            choose("distributed", split or "each", ["batch", "layers", "each"])
-            bound = inspect.signature(verb).bind(*args, **kwargs)
-            bound.apply_defaults()
-            problem = bound.arguments["problem"]
-            model = problem.model if isinstance(problem, Problem) else problem
-            if split is None or split == "each":
+            split: Any = kwargs.get("distributed")
+            if split is not None or is_one_of_several():
+                choose("distributed", split or "each", ["batch", "layers", "each"])
+                bound = inspect.signature(verb).bind(*args, **kwargs)
+                bound.apply_defaults()
+                problem = bound.arguments["problem"]
+                model = problem.model if isinstance(problem, Problem) else problem
+                if split in ("batch", "layers"):
+                    sharded = split == "batch" and is_sharded(model)
+                    return _call_on_all(Ranks(verb.__name__, split, sharded), verb, bound, run)
                 _refuse_one_rank_alone(verb.__name__, split, model, _TOGETHER)
-                with _made_by(None):
-                    return verb(*args, **kwargs)
-            sharded = split == "batch" and is_sharded(model)
-            return _call_on_all(Ranks(verb.__name__, str(split), sharded), verb, bound, run)
+            with _made_by(None):
+                return verb(*args, **kwargs)
 
         return called
 
@@ -495,28 +477,23 @@ def _call_on_all(
 ) -> T:
     """Call the verb on what all ranks pass, as `on_all_ranks` says."""
     with ranks.together():
-        options = _options_of(bound.arguments)
+        arguments = bound.arguments
+        problem = as_problem(arguments["problem"], arguments["loss"], arguments["batch"])
+        arguments.update(problem=problem, loss=None, batch=None)  # an iterator is read only once
+        options = arguments | {
+            field.name: getattr(problem, field.name) for field in fields(problem)
+        }
         batches = ranks.agree(options, same_weights=not ranks.call.endswith("_"))
         if run is not None:
             batches = ranks.join(batches)
-            bound.arguments["distributed"] = None
+            arguments["distributed"] = None
         pairs = [(batch.inputs, batch.targets) for batch in batches]
-        problem = replace(bound.arguments["problem"], batch=pairs)
-        bound.arguments["problem"] = problem
+        problem = replace(problem, batch=pairs)
+        arguments["problem"] = problem
         work = functools.partial(verb, *bound.args, **bound.kwargs)
         caller = None if run and not ranks.sharded else ranks
         with ranks.in_lockstep(), _made_by(caller):
             return work() if run is None else run(ranks, problem.model, work)
-
-
-def _options_of(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a verb, with the fields of its problem under their own names.
-
-    A model, a loss and a batch become the problem: an iterator gives its batches once.
-    """
-    problem = as_problem(arguments["problem"], arguments["loss"], arguments["batch"])
-    arguments.update(problem=problem, loss=None, batch=None)
-    return {**arguments, **{field.name: getattr(problem, field.name) for field in fields(problem)}}
 
 
 @contextlib.contextmanager
@@ -529,7 +506,7 @@ def _made_by(ranks: Ranks | None) -> Iterator[None]:
 
 
 def check_each(verb: str, distributed: Any, model: Any = None) -> None:
-    """Refuse a verb that ranks do not call together, unless the caller says "each"."""
+    """Refuse a verb that ranks cannot call together, unless the caller passes "each"."""
     if distributed is not None:
         choose("distributed", distributed, ["each"])
     if distributed is not None or is_one_of_several():
@@ -537,7 +514,7 @@ def check_each(verb: str, distributed: Any, model: Any = None) -> None:
 
 
 def _refuse_one_rank_alone(verb: str, split: Any, model: Any, together: str = "") -> None:
-    """Refuse to work for one rank alone if nobody asked for it, or if the ranks share the model."""
+    """Refuse to work for one rank alone if nobody asked for it, or if replicas would differ."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     if modules:
         check_present(unwrap(model))
@@ -546,7 +523,7 @@ def _refuse_one_rank_alone(verb: str, split: Any, model: Any, together: str = ""
         reason = f"and the replicas of DistributedDataParallel must stay alike; {way_out}"
     elif split is None:
         way_out = f'{together}, or "each"' if together else 'pass distributed="each"'
-        reason = f"which is one of several; {way_out} where every process works for itself"
+        reason = f"which is one of several; {way_out} if every process is to work for itself"
     else:
         return
     passed = "without distributed=" if split is None else f'with distributed="{split}"'
@@ -571,7 +548,7 @@ def share_weights(model: nn.Module) -> None:
 
 
 def _receive_nothing(rank: int, group: Any) -> Any:
-    """Begin to receive what nobody sends; None where there is no connection."""
+    """Start to receive what nobody sends; None if there is no connection."""
     with contextlib.suppress(RuntimeError):
         return dist.irecv(torch.empty(1), rank, group=group, tag=LOCKSTEP.tag)
     return None
@@ -582,7 +559,7 @@ def _store() -> Any:
 
 
 def _is_disconnection(failure: BaseException) -> bool:
-    """Whether torch lost a connection, or that is the cause."""
+    """Whether a lost connection is the failure or its cause."""
     cause = failure.__cause__
     return (
         isinstance(failure, RankError)
@@ -593,8 +570,8 @@ def _is_disconnection(failure: BaseException) -> bool:
 
 def _refuse_failures(values: list[Any]) -> list[Any]:
     for value in values:
-        if isinstance(value, Failure):
-            raise RankError(value)
+        if isinstance(value, RankError):
+            raise value
     return values
 
 
@@ -616,7 +593,7 @@ def _describe_model(model: nn.Module, same_weights: bool) -> dict[tuple[str, str
 
 
 def _refuse_differences(facts: list[dict[tuple[str, str], str]]) -> None:
-    """Raise where the facts of a rank differ from those of rank 0."""
+    """Raise if the facts of any rank differ from those of rank 0."""
     first = facts[0]
     for rank, facts_there in enumerate(facts):
         for kind, name in {**first, **facts_there}:

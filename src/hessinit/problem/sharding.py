@@ -1,4 +1,4 @@
-"""Models that FSDP2 has sharded: the part of a rank, their state at rest, and what is refused."""
+"""Models that FSDP2 has sharded: the part that a rank holds, the state at rest, and refusals."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PLAIN_MODEL = (
 
 def is_sharded(model: Any) -> bool:
     """Whether a model holds DTensors, or is FSDP2's, whose weights may be gathered just now."""
-    if not isinstance(model, nn.Module):
-        return False
-    return any(map(_is_fsdp2, model.modules())) or any(map(is_dtensor, model.parameters()))
+    return isinstance(model, nn.Module) and (
+        any(map(_is_fsdp2, model.modules())) or any(map(is_dtensor, model.parameters()))
+    )
 
 
 def is_dtensor(tensor: Any) -> bool:
@@ -34,14 +34,16 @@ def _is_fsdp2(module: nn.Module) -> bool:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds, on the same memory: all of a plain one."""
+    """The part of a tensor that this rank holds, in the same memory; all of a plain tensor."""
     part: Any = tensor.detach()
     return part.to_local() if is_dtensor(part) else part
 
 
-def reshard(model: nn.Module) -> None:
-    """Bring a model of FSDP2 to rest, each rank with its shards, also after an exception."""
-    modules: list[Any] = [module for module in model.modules() if _is_fsdp2(module)]
+def reshard(*models: nn.Module) -> None:
+    """Let FSDP2 free the weights that it has gathered, also after an exception in a forward."""
+    modules: list[Any] = [
+        module for model in models for module in model.modules() if _is_fsdp2(module)
+    ]
     for module in modules:
         state = module._get_fsdp_state()
         if state._is_root and hasattr(module, "reset_iter_state"):  # since torch 2.12
@@ -58,7 +60,7 @@ def shard_of(whole: Tensor, parameter: Any) -> Tensor:
 
 
 def gathered_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors that take the place of shards in a forward, by name; they are empty until then.
+    """The tensors that take the place of the shards in a forward, by name; empty until then.
 
     One layer is gathered at a time.
     """
@@ -66,14 +68,15 @@ def gathered_parameters(model: nn.Module) -> dict[str, Tensor]:
     modules: list[Any] = [module for module in model.modules() if _is_fsdp2(module)]
     for module in modules:
         module.unshard()
-        now = model.named_parameters()
-        gathered |= {name: weight for name, weight in now if not is_dtensor(weight)}
+        gathered |= {
+            name: weight for name, weight in model.named_parameters() if not is_dtensor(weight)
+        }
         module.reshard()
     return gathered
 
 
 def in_shape_of(tensor: Tensor) -> Tensor:
-    """A copy; of a sharded tensor zeros of its whole shape, which take no memory."""
+    """A copy of a tensor; for a sharded one, zeros of the whole shape, which take no memory."""
     if not is_dtensor(tensor):
         return tensor.detach().clone()
     return torch.zeros((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
@@ -81,22 +84,22 @@ def in_shape_of(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def without_gathering(model: nn.Module) -> Iterator[None]:
-    """Let the forward use the weights that it finds in the modules, without FSDP2's hooks."""
-    modules = model.modules()
-    tables: list[Any] = [
-        table for part in modules for table in (part._forward_pre_hooks, part._forward_hooks)
+    """Turn off FSDP2's hooks, so that the forward uses the weights that are in the modules."""
+    saved: list[tuple[Any, dict[int, Any]]] = [
+        (table, dict(table))
+        for module in model.modules()
+        for table in (module._forward_pre_hooks, module._forward_hooks)
     ]
-    hooks = [dict(table) for table in tables]
     try:
-        for table in tables:
-            for key, hook in list(table.items()):
+        for table, hooks in saved:
+            for key, hook in hooks.items():
                 if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
                     del table[key]
         yield
     finally:
-        for table, entries in zip(tables, hooks, strict=True):
+        for table, hooks in saved:
             table.clear()
-            table.update(entries)
+            table.update(hooks)
 
 
 def check_whole_weights(model: nn.Module) -> None:
@@ -114,65 +117,59 @@ def check_whole_weights(model: nn.Module) -> None:
 
 
 def find_mesh(model: nn.Module, ranks: int) -> Any:
-    """Return the mesh of a model that FSDP2 has sharded over all ranks; refuse other ways."""
+    """Return the mesh of a model that FSDP2 has sharded over all ranks; refuse any other model."""
     mesh: Any = None
-    for name, module in model.named_modules():
-        if _is_fsdp2(module) and _is_offloaded(module):
+    modules: dict[str, Any] = dict(model.named_modules())
+    sharded = {name: module for name, module in modules.items() if _is_fsdp2(module)}
+    for name, module in sharded.items():
+        state = module._get_fsdp_state()
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+        policies = [getattr(group, "offload_policy", None) for group in groups]
+        if any(type(policy).__name__ == "CPUOffloadPolicy" for policy in policies):
             raise ProblemError(
-                f"{name or 'the model'} keeps its weights on the CPU (CPUOffloadPolicy), and they "
-                "are moved where they are; leave offload_policy= out of fully_shard."
+                f"{name or 'the model'} keeps its weights on the CPU (CPUOffloadPolicy), which is "
+                "not supported; leave offload_policy= out of fully_shard."
             )
-    for name, parameter in model.named_parameters():
-        paths = [name.rpartition(".")[0]]
-        while paths[-1]:
-            paths.append(paths[-1].rpartition(".")[0])
-        if not any(_is_fsdp2(model.get_submodule(path)) for path in paths):
-            _refuse_beside_fsdp2(name, parameter)
-        elif is_dtensor(parameter):
-            sharded: Any = parameter
-            _check_mesh(name, sharded, ranks)
-            mesh = mesh or sharded.device_mesh
-            if sharded.device_mesh != mesh:
+        for factor in [getattr(group, "gradient_divide_factor", None) for group in groups]:
+            if factor is not None:
                 raise ProblemError(
-                    f"{name} is sharded over the ranks {sharded.device_mesh.mesh.tolist()}, and "
-                    f"weights before it over {mesh.mesh.tolist()}; pass one mesh to every "
+                    f"{name or 'the model'} divides its gradients by {factor:g}, and they must "
+                    "be means over the ranks here; call set_gradient_divide_factor afterwards."
+                )
+    prefixes = tuple(f"{name}.".lstrip(".") for name in sharded)
+    parameter: Any
+    for name, parameter in model.named_parameters():
+        if is_dtensor(parameter) and name.startswith(prefixes):
+            _check_mesh(name, parameter.device_mesh, ranks)
+            mesh = mesh or parameter.device_mesh
+            if parameter.device_mesh != mesh:
+                raise ProblemError(
+                    f"{name} is sharded over the ranks {parameter.device_mesh.mesh.tolist()}, and "
+                    f"the weights before it over {mesh.mesh.tolist()}; pass the same mesh to every "
                     "fully_shard."
                 )
+        elif is_dtensor(parameter):
+            raise ProblemError(
+                f"{name} is a DTensor outside of fully_shard, as in tensor parallelism "
+                f"(parallelize_module), whose ranks need the same examples. {_PLAIN_MODEL}"
+            )
         elif parameter.requires_grad:
-            _refuse_beside_fsdp2(name, parameter)
+            raise ProblemError(
+                f"{name} is trained but not sharded, unlike other weights: nothing averages its "
+                "gradients over the ranks. Call fully_shard on the whole model, too."
+            )
     return mesh
 
 
-def _is_offloaded(module: Any) -> bool:
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    policies = [getattr(group, "offload_policy", None) for group in groups]
-    return any(type(policy).__name__ == "CPUOffloadPolicy" for policy in policies)
-
-
-def _refuse_beside_fsdp2(name: str, parameter: Tensor) -> None:
-    if is_dtensor(parameter):
-        raise ProblemError(
-            f"{name} is a DTensor outside of fully_shard, as of tensor parallelism "
-            f"(parallelize_module): its ranks need the same examples. {_PLAIN_MODEL}"
-        )
-    if parameter.requires_grad:
-        raise ProblemError(
-            f"{name} is trained and not sharded, beside weights that are: nothing averages its "
-            "gradients over the ranks. Call fully_shard on the whole model, too."
-        )
-
-
-def _check_mesh(name: str, parameter: Any, ranks: int) -> None:
-    mesh = parameter.device_mesh
+def _check_mesh(name: str, mesh: Any, ranks: int) -> None:
     if mesh.ndim != 1:
         raise ProblemError(
-            f"{name} is sharded over a mesh of {mesh.ndim} dimensions, {tuple(mesh.shape)}, as of "
-            "HSDP or with tensor parallelism; pass fully_shard a mesh of one dimension. "
+            f"{name} is sharded over a mesh of {mesh.ndim} dimensions, {tuple(mesh.shape)}, as in "
+            "HSDP or tensor parallelism; pass fully_shard a mesh of one dimension. "
             f"{_PLAIN_MODEL}"
         )
     if mesh.size() != ranks:
         raise ProblemError(
-            f"{name} is sharded over {mesh.size()} of the {ranks} ranks of this job; call "
-            "init_process_group in a job of these ranks alone, or pass fully_shard a mesh of all."
+            f"{name} is sharded over {mesh.size()} of the {ranks} ranks of this job; start a job "
+            "of these ranks alone, or pass fully_shard a mesh of all ranks."
         )

@@ -43,7 +43,7 @@ from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.in_place import InPlaceProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import length_over_ranks, lockstep_ranks, on_all_ranks, require_alike
+from hessinit.problem.ranks import length_over_ranks, on_all_ranks, require_alike
 from hessinit.results import advice as results
 from hessinit.results.advice import Descent, TriedRates, WarmupAdvice
 from hessinit.results.curvature_report import MATRICES
@@ -117,7 +117,7 @@ def advise(
     held = replace(problem, layers=sorted(rule.rates) or problem.layers)
     work = partial(_measure, rule=rule, curvature=curvature, settings=search)
     try:
-        measured, limit, facts, gradient = exactly_or_plainly(held, "auto", lockstep_ranks(), work)
+        measured, limit, facts, gradient = exactly_or_plainly(held, "auto", work)
     except DerivativeError as failure:
         if not trial_steps:
             raise

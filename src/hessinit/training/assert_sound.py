@@ -264,9 +264,10 @@ def _try_rate(
     """Return a trial at the optimizer's rate (None if no step succeeds), and the loss's range."""
     assert rule.lr is not None
     setup = TrainingSetup.of(problem, Training.of(optimizer))
+    result: tuple[Trial | None, LossRange] = (None, UNKNOWN)
     with tolerating(RuntimeError), prepare_trials(setup, problem.batches) as setting:
-        return setting.train(rule.lr, patient=True), setting.setup.loss_range
-    return None, UNKNOWN
+        result = (setting.train(rule.lr, patient=True), setting.setup.loss_range)
+    return result
 
 
 def _with_findings_for(
