@@ -16,7 +16,7 @@ from hessinit.curvature.hessian_engine import HessianEngine
 from hessinit.curvature.loss_hessian import LossFactor, check_curved
 from hessinit.curvature.plain_engine import PlainEvaluation, plain_engine
 from hessinit.curvature.shares import join_shares
-from hessinit.errors import DerivativeError, ProblemError
+from hessinit.errors import DerivativeError, ProblemError, argument
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.in_place import InPlaceProblem
 from hessinit.problem.problem import Problem
@@ -47,12 +47,19 @@ def exactly_or_plainly(
     A model that cannot be differentiated twice or taken apart is run as it is trained, and so is a
     sharded one. What the plain engine refuses as well is refused for the first reason.
     """
+    ranks = calling_ranks()
     if estimator == "plain":
+        if ranks is not None and not ranks.sharded:
+            raise ProblemError(
+                argument("estimator", estimator),
+                " with several ranks measures models that FSDP2 has sharded; pass another "
+                'estimator, or distributed="each".',
+            )
         return work(InPlaceProblem(problem, "estimator='plain' was asked for"))
     try:
         return work(functional_form(problem))
     except DerivativeError as refusal:
-        if estimator != "auto" or calling_ranks() is not None:
+        if estimator != "auto" or ranks is not None:
             raise
         reason = re.split(r"[:;]|\.\s", str(refusal), maxsplit=1)[0]
         try:

@@ -88,14 +88,14 @@ class DifferencedLoss(OutputLoss):
         (slope,) = torch.autograd.grad(value, point, materialize_grads=True)
         return slope.detach()
 
-    def hessian(self, tangent: Tensor) -> Tensor:
+    def hessian(self, tangent: Tensor, *, factor: float = 1.0) -> Tensor:
         cut, _ = self.gradient
         along = tangent.to(cut.dtype)
         largest = float(along.abs().max())
         if not 0 < largest < math.inf:
             return torch.zeros_like(tangent)
         size = min(float(cut.square().mean().sqrt()), 1.0) or 1.0
-        step = RULES.loss_step * size / largest
+        step = factor * RULES.loss_step * size / largest
         change = self._slope(cut + step * along) - self._slope(cut - step * along)
         return change.div_(2 * step).to(tangent.dtype)
 
@@ -203,6 +203,12 @@ class PlainEvaluation(Evaluation):
             self._checks_made.clear()
             self._free_graphs()
             derivative_check.check_loss(self)
+            loss = DifferencedLoss(self.problem, self._output, self.batch)
+            tangent = random_like(self._output, derivative_check.seed_of_check(self))
+            bend = loss.hessian(tangent)
+            again = loss.hessian(tangent, factor=RULES.second)
+            if float((bend - again).norm()) > RULES.wrong * float(bend.norm()):
+                raise DerivativeError(*_KINKS_OF_LOSS) from None
 
     @cached_property
     def factor(self) -> LossFactor | str:
@@ -568,6 +574,10 @@ class PlainEngine(LanczosEngine):
         return super()._start(names) if is_whole and self._curvature != "hessian" else None
 
 
+_KINKS_OF_LOSS = (
+    "the loss has only a first derivative, and that jumps, as by a hinge, so it has no curvature. ",
+    "Write it with functions that have a second derivative.",
+)
 _KINKS = (
     "the gradient jumps, as by ReLU or rounding in 16 bits, which differences do not see; measure ",
     argument("curvature", "gauss-newton"),

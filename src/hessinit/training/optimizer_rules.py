@@ -228,6 +228,11 @@ def find_stability_limit(
     )
 
 
+# Without a limit in benchmarks/optimizer_limits.py; in the middle of a training their response may
+# look linear all the same.
+ADAPTIVE_STEPS = {"Adafactor", "Adamax", "Lion", "Muon", "RAdam", "Rprop", "SOAP", "Shampoo"}
+
+
 def _limit_of_response(
     optimizer: OptimizerRule,
     operator: operators.LinearOperator,
@@ -248,6 +253,8 @@ def _limit_of_response(
     reason = "" if largest > 0 else "its learning rate is 0"
     if optimizer.tunes_itself:
         reason = "it finds its learning rate itself"
+    if top_only and any(type(part).__name__ in ADAPTIVE_STEPS for part in optimizer.optimizers):
+        reason = "its steps adapt to the weights and to the steps before"
     if lockstep_ranks() is not None:
         reason = "the response of its steps to shards is not measured"
     if reason:
@@ -365,11 +372,17 @@ def read_optimizer(
     # A scheduler that warms up keeps the rate that it leads to as `initial_lr`.
     key = "lr" if in_training else "initial_lr"
     rates = {name: float(group.get(key, group["lr"])) for name, (_, group) in held.items()}
+    largest = max(rates.values())
+    if not in_training and not 0 < largest < math.inf:
+        raise ProblemError(
+            f"the largest learning rate of the optimizer is {largest}; it must be above 0 and "
+            "finite, as the rates of groups are kept in proportion to it."
+        )
     decays = {name: float(group.get("weight_decay", 0.0)) for name, (_, group) in held.items()}
     rule = _common_rule(list(held.values()), max(decays.values()))
     read = OptimizerRule(
         rule,
-        lr or max(rates.values()),
+        lr or largest,
         name_kinds(optimizers) if rule is None else str(rule),
         rates,
         decays,

@@ -145,7 +145,7 @@ class Training:
         try:
             return make(*arguments, **settings)
         # torch refuses an empty list, a class wants more arguments, or Muon matrices only.
-        except (ValueError, TypeError) as failure:
+        except Exception as failure:
             fault = _explain_build(f"optimizer cannot be built: {failure}")
             if "2D" in str(failure):
                 fault = f"{fault.rstrip('.')}, or with the rest for another: {MUON_EXAMPLE}."
