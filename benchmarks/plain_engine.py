@@ -171,6 +171,10 @@ def summarize(records: list[dict[str, Any]]) -> dict[str, Any]:
             "gross": sum(row["gross"] for _, row in rows),
             "stated errors that hold": sum(row["holds"] for _, row in rows),
         }
+        errors = [abs(row["norm"] / row["truth"] - 1) for _, row in rows if row["truth"] > 0]
+        part["all norms: within 0.05"] = sum(error <= 0.05 for error in errors)
+        part["all norms: median error"] = statistics.median(errors)
+        part["all norms: largest error"] = max(errors)
         for kinks in (False, True):
             errors = [
                 abs(row["truth"] / row["norm"] - 1) for record, row in converged if record["kinks"] == kinks

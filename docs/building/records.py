@@ -95,9 +95,9 @@ def refused(which: Callable[[list[int]], int], kind: str) -> str:
     return str(which([row.get("refused", 0) for name, row in summary.items() if name.endswith(kind)]))
 
 
-def plain(curvature: str, key: str) -> str:
+def plain(curvature: str, key: str, record: str = "plain_engine.json") -> str:
     """An entry of the summary of benchmarks/plain_engine.py, for a curvature."""
-    value = json_of("plain_engine.json")["summary"][curvature][key]
+    value = json_of(record)["summary"][curvature][key]
     return f"{value:,}" if isinstance(value, int) else f"{value:.1f}"
 
 
@@ -162,7 +162,11 @@ PLAIN = {
     "auto": "time over that of estimator='auto', median",
 }
 NUMBERS: dict[str, Callable[[], str]] = {
-    # The plain engine on the problems of the tests and on random ones
+    # The plain engine on the problems of the tests and on random ones, and under autocast
+    **{
+        f"plain-bf16-{name}": functools.partial(plain, "gauss-newton", key, "plain_bf16.json")
+        for name, key in {**PLAIN, "within": "all norms: within 0.05"}.items()
+    },
     **{
         f"plain-{curvature}-{name}": functools.partial(plain, curvature, key)
         for curvature in ("gauss-newton", "hessian")

@@ -550,10 +550,10 @@ class PlainEngine(LanczosEngine):
 
     def _widened(self, extremes: Extremes, difference: float) -> Extremes:
         norm = extremes.norm.value
-        if difference >= norm:
+        is_coarse = any(evaluation.is_coarse for evaluation in self._plain)
+        if difference >= norm and not is_coarse:
             reason = "zero, up to the rounding of the forward"
-            is_fine = not any(evaluation.is_coarse for evaluation in self._plain)
-            zero = Estimate(0.0, norm + difference, is_fine, reason, extremes.top.products)
+            zero = Estimate(0.0, norm + difference, True, reason, extremes.top.products)
             return replace(extremes, top=zero, bottom=replace(zero, products=0))
 
         def widen(estimate: Estimate) -> Estimate:
