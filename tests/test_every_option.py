@@ -163,7 +163,11 @@ RIGHT: dict[str, list[Any]] = {
     "measure.progress": [lambda: lambda state: None, None],
     "model": [lambda: made()],  # anew for each call
     "assert_sound.network": [{"network": False, "lr": None}, True],
-    "optimizer": ["sgd", "adamw", lambda: SGD, lambda: lambda parameters: SGD(parameters, lr=0.1)],
+    "optimizer": [
+        *("sgd", "adamw", lambda: SGD, lambda: lambda parameters: SGD(parameters, lr=0.1)),
+        hessinit.Training("momentum", settings={"momentum": 0.5, "weight_decay": 0}),
+        hessinit.Training("adam", clip_norm=1.0, settings={"betas": (0.8, 0.9), "eps": 1e-6}),
+    ],
     "path": [{"path": "curve.jsonl"}, Path("curve.jsonl"), None],
     "load.path": [save_report],
     "precision": ["auto", "full", "tf32", "bf16"],
@@ -180,11 +184,6 @@ RIGHT: dict[str, list[Any]] = {
     "scheme": ["he", "orthogonal", "forward"],
     "schemes": ["he", ["default", "lsuv+warmup"], {"mine": write_ones}, lambda: iter(["he"])],
     "seed": [0, 7],
-    "settings": [
-        {"settings": {"momentum": 0.5, "weight_decay": 0}, "optimizer": "momentum"},
-        {"settings": {"betas": (0.8, 0.9), "eps": 1e-6}, "optimizer": "adam"},
-        *({"settings": {"betas": [0.0, 0.5]}, "optimizer": "adamw"}, {}, None),
-    ],
     "seeds": [1, [3], range(1)],
     "stds": [[0.1, 0.2], lambda: iter([0.1])],
     "steps": [10, 12],
@@ -260,14 +259,6 @@ WRONG: dict[str, list[Any]] = {
     "scheme": [UNKNOWN, None, 3],
     "schemes": [UNKNOWN, [], {}, [UNKNOWN], [None], 3, torch.ones(2), ["he", "he"], {3: write_ones}],
     "seed": WHOLE,
-    "settings": [
-        *(3, "momentum"),
-        *({"settings": {"momentum": 0.5}, "optimizer": name} for name in ("adam", "sgd")),
-        *({"settings": {"momentum": m}, "optimizer": "momentum"} for m in (torch.ones(2), 1.0)),
-        *({"settings": {"betas": b}, "optimizer": "adam"} for b in ((0.9, 1.5), (0.9,), 0.9, ("a", "b"))),
-        *({"settings": {"eps": value}, "optimizer": "adam"} for value in NUMBER),
-        *({"settings": {"weight_decay": value}} for value in (*NUMBER, torch.ones(2), [])),
-    ],
     "seeds": [*WHOLE, 0, [], [0, 0], [-1], ["0"], torch.tensor(1.0)],
     "stds": [0.1, [], "0.1", [0.1, 0.1], [-0.1], [None]],
     "steps": [*WHOLE, 9],
@@ -389,12 +380,7 @@ def test_an_unknown_option_is_refused_as_python_does(call: str) -> None:
 
 WAYS_OUT = re.compile(r"must|choose|pass|leave|give|build|scale|exchange|name|takes|are \d", re.IGNORECASE)
 # What a message calls an option, where that is not its name.
-CALLED = {
-    "activation": ["activation"],
-    "batch": ["batch", "inputs"],
-    "data": ["data", "inputs"],
-    "settings": ["settings", "momentum", "betas", "eps", "weight_decay"],
-}
+CALLED = {"activation": ["activation"], "batch": ["batch", "inputs"], "data": ["data", "inputs"]}
 
 
 @pytest.mark.parametrize(("call", "option"), [case for case in CASES if case not in TAKES_ANYTHING])
@@ -442,3 +428,22 @@ def internal_names() -> set[str]:
     return {
         name for name in defined - {*hessinit.__all__} - options if not name.isalpha() or not name.islower()
     }
+
+
+SETTINGS_OF_OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
+    ("adam", {"momentum": 0.5}),
+    *(("momentum", {"momentum": value}) for value in (torch.ones(2), 1.0)),
+    *(("adam", {"betas": betas}) for betas in ((0.9, 1.5), (0.9,), 0.9, ("a", "b"))),
+    *(("adam", {"eps": value}) for value in NUMBER),
+    *(("sgd", {"weight_decay": value}) for value in (*NUMBER, torch.ones(2), [])),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), SETTINGS_OF_OPTIMIZERS, ids=str)
+def test_wrong_settings_of_an_optimizer_are_refused_before_any_work(
+    name: str, settings: dict[str, Any]
+) -> None:
+    training = hessinit.Training(name, settings=settings)
+    given = arguments("advise", "optimizer", training, untouched)
+    with pytest.raises(hessinit.ProblemError, match="settings|momentum|betas|eps|weight_decay"):
+        run_verb("advise", given)

@@ -447,7 +447,8 @@ def test_whatever_is_raised_the_model_is_as_found(place: str, error: BaseExcepti
     setup = setup_of(model, loss, optimizer=build, forward=forward)
     for fuse in (1, 2, 3) if place in ("optimizer", "write_") else (1, 2, 5, 9, 13, 17, 23, 24):
         bombs |= {name: Bomb(fuse if name == place else 0, error) for name in PLACES}
-        expected = ProblemError if place == "step" and isinstance(error, Exception) else type(error)
+        is_optimizer = place in ("optimizer", "step")
+        expected = ProblemError if is_optimizer and isinstance(error, Exception) else type(error)
         with pytest.raises(expected):
             race_(setup, raced, tries, steps=12, progress=bombs["progress"])
         assert bits(model, own_loss) == before, f"{place}, call {fuse}"

@@ -146,7 +146,8 @@ class Training:
             return make(*arguments, **settings)
         # torch refuses an empty list, a class wants more arguments, or Muon matrices only.
         except Exception as failure:
-            fault = _explain_build(f"optimizer cannot be built: {failure}")
+            chosen = f" with settings={self.settings}" if self.settings else ""
+            fault = _explain_build(f"optimizer cannot be built{chosen}: {failure}")
             if "2D" in str(failure):
                 fault = f"{fault.rstrip('.')}, or with the rest for another: {MUON_EXAMPLE}."
             raise ProblemError(fault) from failure
