@@ -303,7 +303,7 @@ def test_an_optimizer_that_raises_in_step_is_named_and_the_model_put_back(verb: 
         ({"accumulate": 0}, "accumulate=0 must be"),
         ({"settings": 3}, "settings=3 must be a dict of arguments"),
         ({"optimizer": muon, "settings": {"eps": 1}}, "eps was given, and the optimizer has its own"),
-        ({"optimizer": "adam", "settings": {"epsilon": 1}}, "cannot be built: .*epsilon"),
+        ({"optimizer": "adam", "settings": {"epsilon": 1}}, "cannot be built with settings=.*epsilon"),
     ],
 )
 def test_bad_trainings_are_refused(options: Any, message: str) -> None:
