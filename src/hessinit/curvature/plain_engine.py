@@ -330,6 +330,16 @@ class PlainEvaluation(Evaluation):
             change *= self.sizes[name] / (lengths[name] or 1.0)
         return changes
 
+    def _along(self, gradients: Sequence[Tensor | None], changes: Mapping[str, Tensor]) -> float:
+        """The inner product of gradients and changes of all weights, over all ranks."""
+        products = [
+            (gradient.double() * change).sum()
+            for gradient, change in zip(gradients, changes.values(), strict=True)
+            if gradient is not None
+        ]
+        none = torch.zeros((), dtype=torch.float64, device=self.problem.device)
+        return sum(self.problem.totals(torch.stack([none, *products])))
+
     def _choose_step(self) -> tuple[float, dict[str, int | None]]:
         """The relative step, and the order of the weights that the output depends on.
 
@@ -337,25 +347,23 @@ class PlainEvaluation(Evaluation):
         """
         changes = self.random_changes()
         names = list(changes)
-        cotangent: Tensor | None = None
+        steps = RULES.steps
+        if self.problem.dtype == torch.float64:
+            steps = RULES.steps_in_float64
+        self.relative_step = steps[0]
+        pushed = self.push(names, list(changes.values()))
+        # The random part sees outputs that should move and do not.
+        noise = random_like(pushed, derivative_check.seed_of_check(self))
+        cotangent = pushed + noise * (float(pushed.norm() / noise.norm()) or 1.0)
+        gradients = self.problem.pull(self.batch, cotangent * self.scale, names)
+        by_backward = self._along(gradients, changes)
         deviations = dict[float, float]()
-        double = self.problem.dtype == torch.float64
-        for step in RULES.steps_in_float64 if double else RULES.steps:
-            self.relative_step = step
-            pushed = self.push(names, list(changes.values()))
-            if cotangent is None:
-                # The random part sees outputs that should move and do not.
-                noise = random_like(pushed, derivative_check.seed_of_check(self))
-                cotangent = pushed + noise * (float(pushed.norm() / noise.norm()) or 1.0)
-                gradients = self.problem.pull(self.batch, cotangent * self.scale, names)
-                pulled = _with_zeros(gradients, list(changes.values()))
-                products = [
-                    (gradient.double() * change).sum()
-                    for gradient, change in zip(pulled, changes.values(), strict=True)
-                ]
-                by_backward = sum(self.problem.totals(torch.stack(products)))
+        for step in steps:
+            if step != self.relative_step:
+                self.relative_step = step
+                pushed = self.push(names, list(changes.values()))
             inner = (cotangent.double() * pushed.double()).sum() * self.weight
-            by_differences = sum(self.problem.totals(inner.reshape(1)))
+            (by_differences,) = self.problem.totals(inner.reshape(1))
             scale = max(abs(by_differences), abs(by_backward))
             deviations[step] = abs(by_differences - by_backward) / scale if scale else 0.0
             if deviations[step] <= RULES.agreement:

@@ -250,14 +250,7 @@ def _limit_of_response(
     largest = max(
         float(group["lr"]) for part in optimizer.optimizers for group in part.param_groups
     )
-    reason = "" if largest > 0 else "its learning rate is 0"
-    if optimizer.tunes_itself:
-        reason = "it finds its learning rate itself"
-    if top_only and any(type(part).__name__ in ADAPTIVE_STEPS for part in optimizer.optimizers):
-        reason = "its steps adapt to the weights and to the steps before"
-    if lockstep_ranks() is not None:
-        reason = "the response of its steps to shards is not measured"
-    if reason:
+    if reason := _reason_for_no_limit(optimizer, largest, in_training=top_only):
         return unknown_limit(reason)
     gradients = minibatch_gradients(evaluations, RESPONSE.most_gradients)
     try:
@@ -288,6 +281,20 @@ def _limit_of_response(
     again = measure_response(stepping, gradients, settings.seed + 1, size) / limit.stable
     reason = disagreement(response, again)
     return unknown_limit(reason, best, norm.products) if reason else limit
+
+
+def _reason_for_no_limit(optimizer: OptimizerRule, largest: float, *, in_training: bool) -> str:
+    """Say why the response need not be measured; nothing where it tells the limit."""
+    kinds = {type(part).__name__ for part in optimizer.optimizers}
+    reasons = {
+        "its learning rate is 0": not largest > 0,
+        "it finds its learning rate itself": optimizer.tunes_itself,
+        "its steps adapt to the weights and to the steps before": (
+            in_training and bool(kinds & ADAPTIVE_STEPS)
+        ),
+        "the response of its steps to shards is not measured": lockstep_ranks() is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def unknown_limit(reason: str, best: float = math.nan, products: int = 0) -> StabilityLimit:
@@ -335,6 +342,14 @@ def build_optimizer_rule(
     return replace(read, lr=lr if training.is_class or takes_rate else read.lr)
 
 
+def _check_rate_of_groups(largest: float) -> None:
+    if not 0 < largest < math.inf:
+        raise ProblemError(
+            f"the largest learning rate of the optimizer is {largest}; it must be above 0 and "
+            "finite, as the rates of groups are kept in proportion to it."
+        )
+
+
 def read_optimizer(
     optimizer: Optimizer | Sequence[Optimizer],
     model: nn.Module,
@@ -373,11 +388,8 @@ def read_optimizer(
     key = "lr" if in_training else "initial_lr"
     rates = {name: float(group.get(key, group["lr"])) for name, (_, group) in held.items()}
     largest = max(rates.values())
-    if not in_training and not 0 < largest < math.inf:
-        raise ProblemError(
-            f"the largest learning rate of the optimizer is {largest}; it must be above 0 and "
-            "finite, as the rates of groups are kept in proportion to it."
-        )
+    if not in_training:
+        _check_rate_of_groups(largest)
     decays = {name: float(group.get("weight_decay", 0.0)) for name, (_, group) in held.items()}
     rule = _common_rule(list(held.values()), max(decays.values()))
     read = OptimizerRule(
