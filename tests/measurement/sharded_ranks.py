@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 import hessinit
 from hessinit.problem import ranks as ranks_module
 from hessinit.problem.ranks import calling_ranks, on_all_ranks, tolerating
-from hessinit.problem.sharding import local_part
+from hessinit.problem.shards import local_part
 
 LOSS = nn.CrossEntropyLoss()
 DEVICE = "cpu"

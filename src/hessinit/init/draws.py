@@ -27,7 +27,7 @@ from hessinit.problem.graph import name_of, operation_named
 from hessinit.problem.preserve import memory_of
 from hessinit.problem.problem import Forward
 from hessinit.problem.ranks import lockstep_ranks, mean_over_ranks, on_any_rank
-from hessinit.problem.sharding import gathered_parameters, local_part
+from hessinit.problem.shards import gathered_parameters, local_part
 from hessinit.results.initialization import PlannedWeight
 
 DISTRIBUTIONS = ("normal", "truncated normal", "uniform")

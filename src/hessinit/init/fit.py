@@ -29,7 +29,7 @@ from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target, TracedWeights, find_weight_uses
 from hessinit.problem.checks import layer_name
 from hessinit.problem.ranks import length_over_ranks
-from hessinit.problem.sharding import local_part
+from hessinit.problem.shards import local_part
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import Initialization, Measurement, SchemePlan, Symmetry
 

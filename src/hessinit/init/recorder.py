@@ -41,7 +41,7 @@ from hessinit.problem.functional import explain_module
 from hessinit.problem.graph import name_of, operation_named
 from hessinit.problem.preserve import UserState, untouched_random_state
 from hessinit.problem.problem import Forward
-from hessinit.problem.sharding import in_shape_of, is_dtensor, without_gathering
+from hessinit.problem.shards import in_shape_of, is_dtensor, without_gathering
 from hessinit.problem.substitutes import twice_differentiable
 
 # --- Calls of a model on copies of its weights, which leave it as it was

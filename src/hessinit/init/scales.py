@@ -37,7 +37,7 @@ from hessinit.problem.checks import Layer, all_finite, layer_name, unwrap
 from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.problem import Problem
 from hessinit.problem.ranks import lockstep_ranks, mean_over_ranks, on_any_rank
-from hessinit.problem.sharding import local_part
+from hessinit.problem.shards import local_part
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 
 Remembered = TypeVar("Remembered")

@@ -32,7 +32,7 @@ from hessinit.problem.checks import find_layers, is_stored_otherwise, layer_name
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Forward
 from hessinit.problem.ranks import on_any_rank
-from hessinit.problem.sharding import is_dtensor, local_part, shard_of
+from hessinit.problem.shards import is_dtensor, local_part, shard_of
 
 # Modules whose weights training sets.
 _LAYERS = (

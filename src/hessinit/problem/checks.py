@@ -28,7 +28,7 @@ from hessinit.errors import (
 )
 from hessinit.problem.batches import Batch, tensors_in
 from hessinit.problem.graph import first_leaf, nodes_behind
-from hessinit.problem.sharding import check_whole_weights, is_dtensor, local_part
+from hessinit.problem.shards import check_whole_weights, is_dtensor, local_part
 
 if TYPE_CHECKING:
     from hessinit.problem.functional import FirstCall, FunctionalProblem

@@ -18,7 +18,7 @@ from hessinit.problem.functional import FirstCall, FunctionalProblem, explained_
 from hessinit.problem.preserve import StandIns, copies_beside, untouched_random_state
 from hessinit.problem.problem import Problem
 from hessinit.problem.ranks import lockstep_ranks, tolerating
-from hessinit.problem.sharding import gathered_parameters, is_dtensor, local_part, reshard
+from hessinit.problem.shards import gathered_parameters, is_dtensor, local_part, reshard
 
 _BACKWARD_ONLY = re.compile(r"compatible with \.grad\(\)")  # what reentrant checkpoints say
 

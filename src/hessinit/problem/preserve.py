@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from hessinit.errors import ProblemError
-from hessinit.problem.sharding import is_dtensor, is_sharded, local_part, reshard
+from hessinit.problem.shards import is_dtensor, is_sharded, local_part, reshard
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 

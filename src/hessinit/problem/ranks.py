@@ -37,7 +37,7 @@ from hessinit.errors import ProblemError, RankError, choose
 from hessinit.problem.batches import Batch, join_batches, map_tensors, read_batches, tensors_in
 from hessinit.problem.checks import check_finite_inputs, check_model, check_present, unwrap
 from hessinit.problem.problem import Problem, as_problem
-from hessinit.problem.sharding import find_mesh, is_dtensor, is_sharded, reshard
+from hessinit.problem.shards import find_mesh, is_dtensor, is_sharded, reshard
 
 P = ParamSpec("P")
 T = TypeVar("T")

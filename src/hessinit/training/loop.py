@@ -23,7 +23,7 @@ from hessinit.problem.batches import Batch, map_tensors, part_of, read_batches, 
 from hessinit.problem.preserve import uninterrupted, untouched_random_state, untouched_sources
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.ranks import mean_over_ranks, on_any_rank, require_alike
-from hessinit.problem.sharding import local_part
+from hessinit.problem.shards import local_part
 from hessinit.problem.substitutes import in_mode
 from hessinit.results.track_record import Tracking
 from hessinit.training.optimizers import AnyOptimizer, Stepper, Training

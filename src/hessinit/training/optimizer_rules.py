@@ -31,7 +31,7 @@ from hessinit.curvature.preconditioner import (
 from hessinit.errors import ProblemError, accepts, argument
 from hessinit.problem import checks
 from hessinit.problem.ranks import lockstep_ranks
-from hessinit.problem.sharding import local_part
+from hessinit.problem.shards import local_part
 from hessinit.results.advice import Descent, check_rate
 from hessinit.results.curvature_report import Estimate
 from hessinit.training.optimizers import (

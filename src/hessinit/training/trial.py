@@ -29,7 +29,7 @@ from hessinit.problem.ranks import (
     on_any_rank,
     tolerating,
 )
-from hessinit.problem.sharding import local_part
+from hessinit.problem.shards import local_part
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop, optimizers
 from hessinit.training.loop import (
