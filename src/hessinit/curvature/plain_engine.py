@@ -453,8 +453,10 @@ class PlainCurvature(operators.WeightOperator):
                 curved = evaluation.output_hessian(noise).double()
                 squares.append((noise.double() * curved).sum() * evaluation.weight / step**2)
             sizes.append(noise.numel())
-        (square,) = problem.totals((torch.stack(squares).sum() / 2).reshape(1))
-        share = min(1.0, RULES.root_of_few / math.sqrt(sum(sizes) or 1))
+        half = torch.stack(squares).sum() / 2
+        # Over all ranks, which must decide alike.
+        square, size = problem.totals(torch.stack([half, torch.full_like(half, sum(sizes))]))
+        share = min(1.0, RULES.root_of_few / math.sqrt(size or 1))
         if self._is_exact:
             return share * math.sqrt(square)
         # ⟨Jv + n, H_z (Jv + n)⟩, where the product of both is at most the root of theirs.
@@ -606,7 +608,8 @@ def plain_engine(
         for evaluation in plain:
             _refuse_kinks(evaluation)
     else:
-        rank = _rank_of(plain)
+        # That of a share says nothing of the curvature of all examples.
+        rank = None if plain[0].problem.ranks else _rank_of(plain)
         for evaluation in plain:
             if evaluation.adds_to_loss:
                 raise DerivativeError(
