@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 # What a problem's keywords for `measure` mean for the other verbs, too.
 FITTED = ("optimizer", "curvature")
-ADVISED = (*FITTED, "tolerance", "max_iterations")
+ADVISED = (*FITTED, "tolerance")
 PLANNED = ("curvature", "estimator", "tolerance", "details", "network")
-BATCH_SIZE = 64  # of the race
+BATCH_SIZE = 64  # of trials
 
 
 @dataclass(frozen=True)
@@ -211,10 +211,8 @@ class AdviceOptions:
     lr: Annotated[float | None, options.rate("Also say whether this learning rate is stable.")] = (
         None
     )
-    batch_size: Annotated[
-        int | None,
-        options.whole("Measure on one mini-batch of your training.  [default: all data]"),
-    ] = None
+    steps: options.TrainingSteps = None
+    batch_size: options.BatchSize = None
     layers: options.Layers = None
     curvature: options.OneCurvature = None
     tolerance: options.Tolerance = None
@@ -230,12 +228,13 @@ def advise(
 ) -> None:
     """Say which learning rate suits your optimizer.
 
-    It follows from the curvature that the optimizer sees. The first line is the learning rate; then
-    come the largest stable one, whether to warm up, and why.
+    Short trainings on mini-batches of your data find it, near the rate that the curvature suggests.
+    The first line is the learning rate; then come the largest stable one, whether to warm up, and
+    why.
 
     \b
     Examples:
-      hessinit advise net.py:problem --optimizer adamw
+      hessinit advise net.py:problem --optimizer adamw --steps 3000
       hessinit advise net.py:problem --optimizer momentum --lr 0.1
       hessinit advise net.py:problem --optimizer train.py:make_optimizer --batch-size 64
       hessinit advise net.py:problem --optimizer lion_pytorch:Lion --clip-norm 1
@@ -261,10 +260,12 @@ def advise(
     ):
         loaded = load_problem(source, computing, advised.optimizer, advised.clip_norm)
         loaded = loaded.keep_shared(ADVISED, problem).with_options(chosen)
-        batch = loaded.batch
-        if advised.batch_size is not None:
-            batch = _cut(batch, advised.batch_size, 1, loaded.problem.seed)[0]
-        advice = hessinit.advise(replace(loaded.problem, batch=batch), **loaded.keywords)
+        seed = loaded.problem.seed
+        batch, data = _cut(loaded.batch, advised.batch_size, advised.steps, seed)
+        problem_of_batch = replace(loaded.problem, batch=batch)
+        advice = hessinit.advise(
+            problem_of_batch, data=data, steps=advised.steps, **loaded.keywords
+        )
     output.write(advice)
     if not advice.learns:
         stop("No learning rate: the advice says more.", NOT_MET)
@@ -324,18 +325,16 @@ class FitOptions:
 
 
 @dataclass(frozen=True)
-class RaceOptions:
-    """How candidates are raced."""
+class TrialOptions:
+    """How the new weights are compared with the user's own."""
 
-    no_race: Annotated[
+    no_trials: Annotated[
         bool,
-        typer.Option(
-            "--no-race", help="Race no candidates: only fit the curvature to --lr, on all data."
-        ),
+        typer.Option("--no-trials", help="Fit the curvature to --lr on all data; compare nothing."),
     ] = False
+    steps: options.TrainingSteps = None
     trial_steps: Annotated[
-        int | None,
-        options.whole("Steps of each candidate, four times as many for auto.  [default: 48]", 3),
+        int | None, options.whole("Steps of each trial.  [default: what suits --steps]", 3)
     ] = None
     batch_size: options.BatchSize = None
 
@@ -374,7 +373,7 @@ def initialize(
     problem: options.TrainedProblem,
     *,
     fit: FitOptions,
-    race: RaceOptions,
+    trials: TrialOptions,
     drawn: DrawOptions,
     computing: options.ComputeOptions,
     written: WeightsOptions,
@@ -382,17 +381,16 @@ def initialize(
 ) -> None:
     """Find weights whose curvature fits your learning rate.
 
-    With --lr, several candidates are trained for some steps on mini-batches of your data (a race):
-    weights whose curvature fits the rate, other schemes and your own weights. The initial weights
-    of the best one are the result. Your file stays as it is: with --weights they go into a file
-    that your training loads.
+    With --lr, the new weights and your own are trained for some steps on mini-batches of your data,
+    and the initial weights of the better ones are the result; --lr auto also searches the rate.
+    Your file stays as it is: with --weights they go into a file that your training loads.
 
     \b
     Examples:
       hessinit initialize net.py:problem --lr 0.1
       hessinit initialize net.py:problem --lr 0.1 --weights weights.safetensors
-      hessinit initialize net.py:problem --lr auto --optimizer adam
-      hessinit initialize net.py:problem --lr 0.1 --no-race --report
+      hessinit initialize net.py:problem --lr auto --optimizer adamw --steps 3000
+      hessinit initialize net.py:problem --lr 0.1 --no-trials --report
       hessinit initialize net.py:problem --target 1 --rule layers
 
     \b
@@ -400,14 +398,14 @@ def initialize(
       import safetensors.torch
       safetensors.torch.load_model(model, "weights.safetensors")
     or, without any file:
-      hessinit.initialize_(model, loss, batch, lr=0.1, data=loader)
+      hessinit.initialize_(model, loss, batch, lr=0.1, data=loader, steps=3000)
 
     Exit status: 0 done, 1 target not met or nothing learned, 2 wrong usage, 130 interrupted.
     """
     source = find_problem(problem)
     output = Output(result, weights=written.weights, reads=source.file)
-    _refuse_contradictions(fit, race, written)
-    is_race = fit.lr is not None and not race.no_race
+    _refuse_contradictions(fit, trials, written)
+    is_compared = fit.lr is not None and not trials.no_trials
     chosen = options.given(layers=drawn.layers, seed=computing.seed)
     fitting = options.given(
         rule=fit.rule,
@@ -417,7 +415,8 @@ def initialize(
         curvature=drawn.curvature,
         tolerance=drawn.tolerance,
         report=drawn.report,
-        trial_steps=race.trial_steps,
+        overwrite=drawn.overwrite,
+        trial_steps=trials.trial_steps,
     )
     with (
         failures_explained(
@@ -434,25 +433,27 @@ def initialize(
         options_of_fit = hessinit.Fit(**fitting)
         batch = loaded.batch
         data = None
-        if is_race:
-            steps = options_of_fit.trial_steps
-            batch, data = _cut(batch, race.batch_size, steps, loaded.problem.seed)
+        if is_compared:
+            batch, data = _cut(batch, trials.batch_size, trials.steps, loaded.problem.seed)
         initialization = hessinit.initialize_(
             replace(loaded.problem, batch=batch),
             lr=fit.lr if fit.lr in (None, "auto") else float(fit.lr or 0),
             target=fit.target,
             optimizer=loaded.keywords.get("optimizer", "sgd"),
             data=data,
+            steps=trials.steps,
             fit=options_of_fit,
             dry_run=written.dry_run,
-            overwrite=drawn.overwrite,
-            progress=announced_race(show) if is_race else True,
+            progress=announced_trials(show) if is_compared else True,
         )
-    _write_initialization(output, initialization, written, is_race)
+    _write_initialization(output, initialization, written, is_compared)
 
 
 def _write_initialization(
-    output: Output, initialization: hessinit.Initialization, written: WeightsOptions, is_race: bool
+    output: Output,
+    initialization: hessinit.Initialization,
+    written: WeightsOptions,
+    is_compared: bool,
 ) -> None:
     """Print the result and write its files; end the command with 1 if it did not succeed."""
     if not initialization.learned:
@@ -464,13 +465,13 @@ def _write_initialization(
         typer.echo(
             f"No weights were written. {advice} --weights FILE.safetensors to keep them.", err=True
         )
-    if is_race and not initialization.converged:
-        stop("No candidate survived the race: the result says more.", NOT_MET)
+    if is_compared and not initialization.converged:
+        stop("No weights survived at this rate: the result says more.", NOT_MET)
     if not initialization.converged and not initialization.flat_enough:
         stop("Target not met: the result says why.", NOT_MET)
 
 
-def _refuse_contradictions(fit: FitOptions, race: RaceOptions, written: WeightsOptions) -> None:
+def _refuse_contradictions(fit: FitOptions, trials: TrialOptions, written: WeightsOptions) -> None:
     """End the command if options contradict each other."""
     if fit.momentum is not None and fit.optimizer not in ("momentum", "nesterov"):
         stop(
@@ -484,16 +485,17 @@ def _refuse_contradictions(fit: FitOptions, race: RaceOptions, written: WeightsO
         )
     if written.weights is not None and written.weights.suffix != ".safetensors":
         stop(f"--weights {written.weights} must end in .safetensors.")
-    if (fit.lr is None or race.no_race) and (race.trial_steps or race.batch_size):
+    of_trials = trials.steps or trials.trial_steps or trials.batch_size
+    if (fit.lr is None or trials.no_trials) and of_trials:
         stop(
-            "--trial-steps and --batch-size are for the race; pass --lr without --no-race, or "
-            "leave them out."
+            "--steps, --trial-steps and --batch-size are for trials; pass --lr without "
+            "--no-trials, or leave them out."
         )
 
 
-def announced_race(show: OnProgress) -> OnProgress:
-    """Return the progress of a race, which tells after four steps how long a long one will take."""
-    shorter = "A smaller --batch-size or --trial-steps makes it shorter; --no-race leaves it out"
+def announced_trials(show: OnProgress) -> OnProgress:
+    """Return the progress of trials, which tells after four steps how long long ones will take."""
+    shorter = "A smaller --batch-size or --trial-steps makes it shorter; --no-trials leaves it out"
 
     def tell(state: ProgressState) -> None:
         if state.done == 4:
@@ -503,12 +505,12 @@ def announced_race(show: OnProgress) -> OnProgress:
     return tell
 
 
-def _cut(given: Any, batch_size: int | None, steps: int, seed: int) -> tuple[Any, Any]:
-    """Return a mini-batch to measure, and the data of the race: ready batches, or all examples."""
-    from hessinit.training.initialize import RACE
+def _cut(given: Any, batch_size: int | None, steps: int | None, seed: int) -> tuple[Any, Any]:
+    """Return a mini-batch to measure, and the data of trials: ready batches, or all examples."""
     from hessinit.training.loop import read_data
+    from hessinit.training.trial import LENGTHS
 
-    data = read_data(given, batch_size or 1, RACE.times_longer * steps)
+    data = read_data(given, batch_size or 1, LENGTHS.for_training(steps))
     if not data.ready and batch_size is None:
         data = replace(data, batch_size=min(BATCH_SIZE, data.examples))
     batch = data.initial_batch(seed)

@@ -150,6 +150,9 @@ Save = Annotated[Path | None, path("Also save everything, for `hessinit show`.")
 Picture = Annotated[Path | None, path("Also draw it: a .png, .pdf or .svg file.")]
 
 # Training.
+TrainingSteps = Annotated[
+    int | None, whole("Steps of your training: a longer one gets longer trials.  [default: 1000]")
+]
 BatchSize = Annotated[int | None, whole("Examples in a mini-batch.  [default: 64]")]
 OPTIMIZER_HELP = (
     f"{', '.join(OPTIMIZERS)}, or FILE.py:FUNCTION: a function of the parameters (and the rate) "

@@ -360,8 +360,7 @@ def _fit(run: _Training, lr: float, overwrite: bool) -> hessinit.Initialization:
         run.problem,
         lr=lr,
         optimizer=run.optimizer,
-        fit=hessinit.Fit(curvature=run.curvature),
-        overwrite=overwrite,
+        fit=hessinit.Fit(curvature=run.curvature, overwrite=overwrite),
     )
 
 

@@ -23,7 +23,13 @@ from hessinit.init.options import (
     FitRequest,
     NetworkTraits,
 )
-from hessinit.init.scales import ProblemFactory, ScaledModel, ScalingPath, ScalingPaths
+from hessinit.init.scales import (
+    OutputStatistics,
+    ProblemFactory,
+    ScaledModel,
+    ScalingPath,
+    ScalingPaths,
+)
 from hessinit.init.symmetries import SymmetryScaler
 from hessinit.init.trace import WeightUse, parametrized_name
 from hessinit.init.weights import Target, TracedWeights, find_weight_uses
@@ -72,6 +78,12 @@ def fit_weights_(
         ("before", every_layer, request.reports),
         lambda: _measure_old(factory, targets, every_layer, request),
     )
+    blocks = None
+    if fit.scheme == "auto" and not request.redraws:
+        blocks = _find_blocks_of_own(factory, targets, request)
+        if blocks is not None:
+            request = request.with_options(scheme="keep")
+            fit = request.fit
     traced, trace_note = _find_uses(factory, fit.scheme)
     plan = _draw_scheme_(factory, targets, traced, request)
     model = ScaledModel(factory, targets, request.norm_tolerance)
@@ -87,7 +99,7 @@ def fit_weights_(
         notes.append(f"{', '.join(stuck)}: the parametrization removes the scale, so not scaled.")
     if request.fits_symmetries:
         notes += _note_fixed_statistics(factory.model)
-    solution = _Fitting(model, scalable, traced.uses, traits, request).solve_()
+    solution = _Fitting(model, scalable, traced.uses, traits, request, blocks).solve_()
     after = _present_state(model, targets, every_layer, request)
     factors = _factors(model.scales, shrunk, solution.symmetries)
     unit = model.loss_unit(before.loss)
@@ -150,6 +162,34 @@ def _root_mean_squares(targets: list[Target]) -> dict[str, float]:
 
 def _length(target: Target) -> float:
     return length_over_ranks(float(local_part(target.value).double().norm()))
+
+
+def _find_blocks_of_own(
+    factory: ProblemFactory, targets: list[Target], request: FitRequest
+) -> symmetries.Blocks | None:
+    """The blocks of the user's own weights, if symmetries can fit them to the rate.
+
+    These keep what the network computes. Weights whose output is loud are better drawn anew.
+    """
+    if not request.fits_symmetries:
+        return None
+    model = ScaledModel(factory, [], 0.1)
+    output = model.output()
+    if not output.is_finite or _is_loud(output, model.loss_unit()):
+        return None
+    return _find_blocks(factory, targets)
+
+
+def _find_blocks(factory: ProblemFactory, targets: list[Target]) -> symmetries.Blocks | None:
+    names = {id(weight): name for name, weight in factory.model.named_parameters()}
+    stored = [names[id(part)] for target in targets for part in target.stored]
+    biases_only = factory.problem.layers is not None
+    return symmetries.find_blocks(factory.functional(), stored, biases_only=biases_only)
+
+
+def _is_loud(output: OutputStatistics, unit: float) -> bool:
+    """Whether the loss is far above that of a zero output."""
+    return output.loss > output.zero_loss + (SCALING.loud - 1) * unit
 
 
 def _find_uses(factory: ProblemFactory, scheme: str) -> tuple[TracedWeights, str]:
@@ -253,6 +293,7 @@ class _Fitting:
     uses: Sequence[WeightUse]
     traits: NetworkTraits
     request: FitRequest
+    blocks: symmetries.Blocks | None = None  # of the user's own weights
 
     def __post_init__(self) -> None:
         if self.traits.quadratic:  # it does not saturate
@@ -265,15 +306,11 @@ class _Fitting:
     def solve_(self) -> Solution:
         if self.request.fit.rule == "layers":
             return self._solve_layers_()
-        if self.request.fits_symmetries and self.model.output().is_finite:
-            factory = self.model.factory
-            names = {id(weight): name for name, weight in factory.model.named_parameters()}
-            stored = [names[id(part)] for target in self.targets for part in target.stored]
-            blocks = symmetries.find_blocks(
-                factory.functional(), stored, biases_only=factory.problem.layers is not None
-            )
-            if blocks is not None:
-                return self._solve_symmetries_(blocks)
+        blocks = self.blocks
+        if blocks is None and self.request.fits_symmetries and self.model.output().is_finite:
+            blocks = _find_blocks(self.model.factory, self.targets)
+        if blocks is not None:
+            return self._solve_symmetries_(blocks)
         if self.request.is_adaptive and self.request.lr is not None:
             return self._leave_scheme()
         return self._solve_network_()
@@ -341,6 +378,11 @@ class _Fitting:
         decoupled = request.optimizer == "adamw"
         is_given = request.fit.scheme == "keep"
         drawn = "the given weights" if is_given else f"the weights of {request.scheme_name}"
+        size = self.model.output().size
+        if self.traits.quadratic and request.fit.scheme == "auto" and 0 < size < math.inf:
+            log = math.log(SCALING.small_output_quadratic / size)
+            self.model.scale_(dict.fromkeys(self.paths.last, log))
+            drawn = f"{drawn}, with a small output,"
         optimizer = {"adamw": "AdamW", "adam": "Adam"}.get(request.optimizer, request.optimizer)
         # That of other optimizers is searched by trials.
         rate = math.nan if request.lr == "auto" else request.lr
@@ -380,7 +422,7 @@ class _Fitting:
         if self.traits.normalized and path.name == "all" and not request.insists:
             lowest = math.log(SCALING.smallest_gain_normalized)
         outcome = search.solve_network(model, path, goal.target, request, lowest)
-        loud = model.output().loss > output.zero_loss + (SCALING.loud - 1) * model.loss_unit()
+        loud = _is_loud(replace(model.output(), zero_loss=output.zero_loss), model.loss_unit())
         if request.fit.scaling == "auto" and path.name == "last" and (outcome.reason or loud):
             path, outcome = self._try_small_output_(path, outcome, goal.target)
         measurements = tuple(dict.fromkeys((first, *outcome.measurements)))

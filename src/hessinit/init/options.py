@@ -26,8 +26,9 @@ class Kappa:
     plain: float = 4.0
     # The curvature of a normalized network rises first.
     normalized: float = 0.5
-    # lr·‖P^-½ H P^-½‖, the norm that Adam sees, of weights that are scaled along symmetries.
-    adam: float = 7.0
+    # lr·‖P^-½ H P^-½‖, the norm that Adam sees, of weights that are scaled along symmetries; chosen
+    # by annealed losses of full trainings (benchmarks/untuned.py).
+    adam: float = 1.75
     # Dropout adds noise to every step, so less is stable.
     dropout: float = 1.0
     # The curvature of a quadratic loss stays the same during training.
@@ -42,6 +43,9 @@ class Scaling:
     small_output: float = 0.5
     # The same for a network with scale-free weights, whose curvature needs no large outputs.
     small_output_scale_free: float = 0.7
+    # The same for drawn weights of a quadratic loss, if nothing is fitted: a larger output is noise
+    # that training must first unlearn.
+    small_output_quadratic: float = 0.1
     # Weights whose ‖H‖ exceeds the target by at most this factor get a small output, too.
     small_output_up_to: float = 2.0
     # Normalizations undo much of a gain: to have an effect, a smaller one would stop the learning.
@@ -96,7 +100,8 @@ class Fit:
     12 for layers), without raising the initial loss above `max_sharpening` times the loss of a zero
     output; `strict=True` raises where it does not. `report=True` measures every layer before and
     after, False nothing; by default what is cheap is measured. `momentum` is that of "momentum" and
-    "nesterov". A race trains each candidate for `trial_steps` steps.
+    "nesterov". Trials on `data` take `trial_steps` steps, by default as many as suit the length of
+    the training. `overwrite` also draws what is trainable in a model with frozen weights.
 
     >>> Fit(scheme="orthogonal", tolerance=0.01).tolerance
     0.01
@@ -117,9 +122,10 @@ class Fit:
     # soon falls.
     max_sharpening: float = 4.0
     report: bool | None = None
-    trial_steps: int = 48
+    trial_steps: int | None = None
     momentum: float = 0.9
     strict: bool = False
+    overwrite: bool = False
 
     def __post_init__(self) -> None:
         choose("scheme", self.scheme, ["auto", "keep", *SCHEMES], SYNONYMS)
@@ -132,7 +138,11 @@ class Fit:
                 argument("rule", "layers"),
                 "; leave it out.",
             )
-        check_switches(strict=self.strict, report=self.report is not None and self.report)
+        check_switches(
+            strict=self.strict,
+            report=self.report is not None and self.report,
+            overwrite=self.overwrite,
+        )
         rule = (
             "1 or more: how many times the loss of a zero output the initial loss may be; "
             "math.inf: any"
@@ -142,9 +152,10 @@ class Fit:
             "max_sharpening": check_number(
                 "max_sharpening", self.max_sharpening, lambda n: n >= 1, rule
             ),
-            "trial_steps": check_whole("trial_steps", self.trial_steps, at_least=3),
             "momentum": check_fraction("momentum", self.momentum),
         }
+        if self.trial_steps is not None:
+            numbers["trial_steps"] = check_whole("trial_steps", self.trial_steps, at_least=3)
         if self.max_measurements is not None:
             numbers["max_measurements"] = check_whole(
                 "max_measurements", self.max_measurements, at_least=1
@@ -166,7 +177,8 @@ class FitGoal:
 class FitRequest:
     """What weights are fitted to: a learning rate of an optimizer, or a norm; and how.
 
-    `flatter` divides κ.
+    `flatter` divides κ. `redraws`: new weights are drawn also where symmetries would do with the
+    user's own.
 
     >>> request = FitRequest(lr=0.1, optimizer="momentum")
     >>> request.lr, request.momentum, request.max_measurements
@@ -178,6 +190,7 @@ class FitRequest:
     optimizer: str = "sgd"
     fit: Fit = field(default_factory=Fit)
     flatter: float = 1.0
+    redraws: bool = False
 
     def __post_init__(self) -> None:
         if self.lr is not None and self.target is not None:

@@ -23,6 +23,8 @@ from hessinit.present.layer_details import detail_sections, layer_chart
 from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import (
     LEARNED,
+    OURS,
+    YOURS,
     Initialization,
     PlannedWeight,
     SchemePlan,
@@ -253,6 +255,22 @@ def _trial_table(trials: Sequence[Trial]) -> doc.Table:
         w.name_column("remark", remarks, 5, wraps=True),
     ]
     return doc.Table("Candidates of the race, the winner first.", columns)
+
+
+def explain_choice(trials: Sequence[Trial], is_fresh: bool, fit: str = "") -> str:
+    """Return which start was better, by how much, and how the new weights fit if they were."""
+    better, other = trials
+    places = {OURS: "the new weights", YOURS: "your own"}
+    source = "fresh mini-batches" if is_fresh else "halves of this batch"
+    ends = [w.format_number(trial.score) if trial.survived else "nothing" for trial in trials]
+    if not other.survived:
+        ends[1] = "divergence"
+    chosen = "the new weights were written" if better.name == OURS else "your own weights stay"
+    ending = w.text_if(bool(fit), f": {fit}")
+    return (
+        f"in {w.count(better.steps, 'trial step')} on {source} {places[better.name]} came to a "
+        f"loss of {ends[0]}, {places[other.name]} to {ends[1]}, so {chosen}{ending}"
+    )
 
 
 def _symmetry_blocks(symmetries: Sequence[Symmetry]) -> list[doc.Block]:

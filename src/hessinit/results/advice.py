@@ -126,7 +126,8 @@ class TriedRates:
 
     `rate` is nan where the network did not learn in any of them. `favoured` is the rate at which
     the trials end lowest. `stopped_at_end`: the best rate is the last one that was tried.
-    `trained_before`: the model has frozen weights or adapters.
+    `trained_before`: the model has frozen weights or adapters. `fresh`: the trials saw other
+    examples at every step.
     """
 
     trials: tuple[Trial, ...]
@@ -134,6 +135,7 @@ class TriedRates:
     favoured: float = math.nan
     stopped_at_end: bool = False
     trained_before: bool = False
+    fresh: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

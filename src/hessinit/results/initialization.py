@@ -108,6 +108,10 @@ class Symmetry:
     norm: float
 
 
+# The starts that `initialize_` compares.
+OURS = "hessinit"
+YOURS = "your weights"
+
 # The verdict on a short training (`training/trial.py`).
 LEARNED = "learned"
 DID_NOT_LEARN = "did not learn"
@@ -116,13 +120,12 @@ DIVERGED = "diverged"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One candidate of a race: the initial weights `name`, trained for some steps at a rate.
+    """A short training from the initial weights `name`, for some steps at a rate.
 
     `losses` are those of its mini-batches, each before its step. `score` is the mean loss of the
-    last third, on held-out batches where batches come more than once; nan where the candidate
-    diverged or failed. `survived` says that it did neither. `outcome` is "learned", "did not learn"
-    or "diverged"; "" if it was not judged. `reason` says why a candidate is out: "dropped after 16
-    steps".
+    last third, on held-out batches where batches come more than once; nan where the training
+    diverged. `survived` says that it did not. `outcome` is "learned", "did not learn" or
+    "diverged"; "" if it was not judged. `reason` says how it ended: "diverged by step 7".
     """
 
     name: str
@@ -170,7 +173,9 @@ class Initialization(_Applied):
     measurements: tuple[Measurement, ...] = ()
     symmetries: tuple[Symmetry, ...] = ()
     survival: Trial | None = None  # of the weights, for a few steps on the batch
-    trials: tuple[Trial, ...] = ()  # of a race: the winner first, then by steps and score
+    # From the new weights and from the user's own, those that were written first; then those of a
+    # search for a rate.
+    trials: tuple[Trial, ...] = ()
     plan: SchemePlan | None = None
     notes: tuple[str, ...] = ()
     seed: int = 0
@@ -187,7 +192,7 @@ class Initialization(_Applied):
 
     @property
     def learned(self) -> bool:
-        """Whether the winner of the race learned, as far as is known; else nothing was written."""
+        """Whether the better start learned, as far as is known; else nothing was written."""
         if not self.trials or not self.trials[0].survived:
             return True
         return self.trials[0].outcome in ("", LEARNED)

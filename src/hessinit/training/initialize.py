@@ -7,8 +7,8 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from hessinit.curvature.evaluation import gradient_seconds, in_gradients
 from hessinit.errors import ConvergenceError, ConvergenceWarning, ProblemError, argument
-from hessinit.init import apply_scheme, scales, weights
+from hessinit.init import scales, weights
 from hessinit.init.options import Fit, FitRequest
 from hessinit.measurement.facts import note_unchecked
 from hessinit.problem import checks
@@ -29,45 +29,19 @@ from hessinit.problem.ranks import Ranks, lockstep_ranks, on_all_ranks, share_we
 from hessinit.progress import OnProgress, check_progress, report_progress
 from hessinit.results.advice import Descent
 from hessinit.results.curvature_report import CurvatureReport
-from hessinit.results.initialization import LEARNED, Initialization, Trial
+from hessinit.results.initialization import LEARNED, YOURS, Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training.optimizer_rules import build_optimizer_rule
 from hessinit.training.optimizers import AnyOptimizer, Training
+from hessinit.training.trial import LENGTHS
+from hessinit.training.trial_data import read_trial_data
 from hessinit.training.weight_trials import (
-    SURVIVAL,
-    Candidate,
+    CHOICE,
     FittedWeights,
-    RaceData,
-    has_branches,
-    race_,
-    read_race_data,
+    choose_start_,
     search_rate_,
     survive_,
 )
-
-OURS = "hessinit"
-YOURS = "your weights"
-
-
-@dataclass(frozen=True)
-class RaceRules:
-    """What is raced; chosen with benchmarks/arena/trial_and_race.py."""
-
-    # A candidate has κ divided by this.
-    flatter: float = 4.0
-    # How much farther below the loss of a zero output others must fall to pass the fitted weights:
-    # variants of these and the user's own weights; and other schemes, which are often ahead at
-    # first and blow up later.
-    handicap: float = 0.1
-    handicap_of_schemes: float = 0.3
-    # lr="auto" tries rates up to so many half decades from the one that the curvature suggests, and
-    # races so many times as long.
-    half_decades: int = 2
-    times_longer: int = 4
-    fallback_rate: float = 0.1  # where the curvature suggests none
-
-
-RACE = RaceRules()
 
 
 def _on_first_rank(
@@ -102,9 +76,9 @@ def initialize_(
     target: float | None = None,
     optimizer: AnyOptimizer = "sgd",
     data: Any = None,
+    steps: int | None = None,
     fit: Fit = Fit(),  # noqa: B008 - frozen
     dry_run: bool = False,
-    overwrite: bool = False,
     progress: bool | OnProgress = True,
     distributed: str | None = None,
 ) -> Initialization:
@@ -160,36 +134,38 @@ def initialize_(
     started = time.perf_counter()
     problem = as_problem(problem, loss, batch)
     check_progress(progress)
-    checks.check_switches(dry_run=dry_run, overwrite=overwrite)
+    checks.check_switches(dry_run=dry_run)
+    if steps is not None:
+        steps = checks.check_whole("steps", steps, at_least=1)
     model = checks.unwrap(problem.model)
     checks.check_present(model, sharded=lockstep_ranks() is not None)
     _check_in_lockstep(model, data)
     if data is not None and lr is None:
         raise ProblemError(
-            "data= asks for a race, which trains at a learning rate; pass lr=, such as 0.1, or "
+            "data= asks for trials, which train at a learning rate; pass lr=, such as 0.1, or "
             "lr='auto'."
         )
     checks.check_kind("fit", fit, Fit, "scheme='he'")
-    targets = _find_writable(model, problem.layers, overwrite)
+    targets = _find_writable(model, problem.layers, fit.overwrite)
     training = _read_training(optimizer, fit)
     request = _read_request(lr, target, training, fit, model)
     checks.check_dropout(model, problem.dropout)
     factory = scales.ProblemFactory(_with_batch_read(problem), fit.curvature)
-    steps = fit.trial_steps * (RACE.times_longer if request.lr == "auto" else 1)
-    raced = None
+    length = fit.trial_steps or LENGTHS.for_training(steps)
+    fresh = None
     if data is not None:
-        raced = read_race_data(
-            data, factory.problem.batch, steps * training.accumulate, problem.seed
-        )
+        count = length * training.accumulate
+        fresh = read_trial_data(data, factory.problem.batch, count, problem.seed)
     biases: list[nn.Parameter] = []
     if problem.layers is None:
         biases = [
             weight for weight in model.parameters() if weight.ndim < 2 and weight.requires_grad
         ]
     restore = weights.snapshot(targets, biases)
-    fitted = FittedWeights(factory, targets, restore, training)
     try:
-        result = _find_weights_(fitted, request, raced, steps, progress)
+        with report_progress(progress, "Trying") as report:
+            fitted = FittedWeights(factory, targets, restore, training, fresh, length, report)
+            result = _find_weights_(fitted, request)
         missed = not result.converged and not result.flat_enough
         if fit.strict and missed:
             raise ConvergenceError(result.reason)
@@ -213,7 +189,8 @@ def _check_in_lockstep(model: nn.Module, data: Any) -> None:
         return
     if data is not None:
         raise ProblemError(
-            "data= asks for a race, and the weights of a sharded model are not raced; leave it out."
+            "data= asks for trials on fresh mini-batches, and a sharded model is tried on its "
+            "batch; leave it out."
         )
     names = [name for name, part in model.named_modules() if parametrize.is_parametrized(part)]
     if names:
@@ -255,28 +232,35 @@ def _find_writable(
             argument("layers"),
             ", or pass ",
             argument("overwrite", True),
-            " for all that are not frozen.",
+            " (in Python fit=Fit(overwrite=True)) for all that are not frozen.",
         )
     return writable
 
 
-def _find_weights_(
-    fitted: FittedWeights,
-    request: FitRequest,
-    data: RaceData | None,
-    steps: int,
-    progress: bool | OnProgress,
-) -> Initialization:
-    """Fit weights, make them survive a trial, and race them where there are data."""
+def _find_weights_(fitted: FittedWeights, request: FitRequest) -> Initialization:
+    """Fit weights, make them survive a trial, and compare them with the user's own."""
+    is_auto = request.lr == "auto"
+    searched: tuple[Trial, ...] = ()
+    own: Trial | None = None
+    if is_auto and fitted.is_fresh and not fitted.rule.tunes_itself:
+        searched = tuple(replace(trial, name=YOURS) for trial in fitted.search_rate().trials)
+        learned = [trial for trial in searched if trial.outcome == LEARNED]
+        own = min(learned, key=lambda trial: trial.score, default=None)
+    if own is not None:
+        request = replace(request, lr=own.lr)
     result = fitted.fit_(request)
-    used = request
-    if request.lr == "auto" and request.is_adaptive and result.lr is None:
+    if request.lr == "auto" and (fitted.is_fresh or (request.is_adaptive and result.lr is None)):
         result = search_rate_(fitted, result, request)
-    if result.lr is not None and (data is None or request.lr != "auto"):
+    used = request
+    if result.lr is not None and own is None:
         result, used = survive_(fitted, result, request)
-    if data is not None:
-        result = _WeightsRace(fitted, used, result, data, steps).run_(progress)
-    return replace(result, chose_lr=request.lr == "auto" and result.lr is not None)
+    is_drawn_only = request.fit.scheme == "auto" and result.kappa is None
+    if result.lr is not None and result.learned and (fitted.is_fresh or is_drawn_only):
+        result, lead = choose_start_(fitted, result, used, own)
+        if is_auto and CHOICE.large_lead < lead < math.inf:
+            result = search_rate_(fitted, result, used)
+    trials = (*result.trials, *(trial for trial in searched if trial is not own))
+    return replace(result, trials=trials, chose_lr=is_auto and result.lr is not None)
 
 
 def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initialization:
@@ -316,175 +300,6 @@ def _read_request(
     if isinstance(read.rule, Descent) and read.rule.momentum:
         fit = replace(fit, momentum=read.rule.momentum)
     return FitRequest(lr, target, read.kind, fit)
-
-
-@dataclass
-class _WeightsRace:
-    """A race of the fitted weights, flatter ones, other schemes and the user's own weights."""
-
-    fitted: FittedWeights
-    request: FitRequest
-    first: Initialization  # of the weights that are in the model
-    data: RaceData
-    steps: int
-    _results: dict[tuple[str, float], Initialization] = field(default_factory=dict)
-
-    @property
-    def chooses_rate(self) -> bool:
-        """Whether rates are raced, too."""
-        return self.request.lr == "auto"
-
-    def run_(self, progress: bool | OnProgress) -> Initialization:
-        """Train every candidate; write the winner's initial weights and return their result."""
-        candidates = [entry for rate in self._rates() for entry in self._candidates(rate)]
-        self.fitted.restore()
-        with report_progress(progress, "Racing") as report:
-            trials = race_(self.fitted.setup, self.data, candidates, self.steps, report)
-        if not trials[0].survived:
-            fault = f"none of {len(trials)} candidates survived the race"
-            result = self.fitted.old_weights_(self.first, self.request, fault)
-            return replace(result, trials=tuple(trials))
-        if trials[0].outcome != LEARNED:
-            return self.fitted.nothing_learned_(self.first, self.request, trials)
-        if self.chooses_rate:
-            trials = self._survivor_first_(trials, candidates)
-        result = self._result_of(trials[0])
-        notes = result.notes
-        if self.data.different == 1:
-            notes = (
-                *notes,
-                "The race had one batch: it tells which candidates learn, not which learns best.",
-            )
-        goal = f" The fit: {result.reason}." if result.kappa is not None else ""
-        return replace(
-            result,
-            converged=True,
-            trials=tuple(trials),
-            notes=notes,
-            reason=f"{_describe_race(trials, self.steps)}.{goal}".rstrip("."),
-        )
-
-    def _rates(self) -> list[float]:
-        if not self.chooses_rate:
-            return [self.request.lr]
-        rates = half_decades(self.first.lr or RACE.fallback_rate)
-        if self.data.different > 1:
-            return rates
-        # The first that survives wins: what the curvature suggests, else a lower one.
-        return rates[len(rates) // 2 :: -1]
-
-    def _result_of(self, winner: Trial) -> Initialization:
-        """Return the result of the weights that are now in the model."""
-        result = self._results.get((winner.name, winner.lr))
-        if result is None:
-            scheme = "keep" if winner.name == YOURS else winner.name
-            result = self.fitted.describe(self.first, scheme, self.request)
-            return replace(result, lr=winner.lr, survival=None)
-        if result is self.first or not self.request.reports:
-            return result
-        after = self.fitted.report(self.request.fit.report is True)
-        return replace(result, before=self.first.before, after=after)
-
-    def _survivor_first_(self, trials: list[Trial], candidates: Sequence[Candidate]) -> list[Trial]:
-        """Write the best finalist that survives a trial above its rate; put its trial first."""
-        write = {(entry.name, entry.lr): entry.write_ for entry in candidates}
-        finalists = [trial for trial in trials if trial.survived and trial.steps == trials[0].steps]
-        for passed, finalist in enumerate(finalists):
-            if passed:
-                self.fitted.restore()
-                write[finalist.name, finalist.lr]()
-            if self.fitted.trial(finalist.lr).survived:
-                reason = f"blew up in a trial at {SURVIVAL.margin:g} times the rate"
-                faster = [replace(trial, reason=reason) for trial in finalists[:passed]]
-                last = [trial for trial in trials if trial not in finalists[: passed + 1]]
-                return [finalist, *faster, *last]
-        self.fitted.restore()
-        write[finalists[0].name, finalists[0].lr]()
-        return trials  # none does: the best one stays
-
-    def _candidates(self, lr: float) -> list[Candidate]:
-        """Return the fitted weights and what may beat them at this rate."""
-        request = replace(self.request, lr=lr).with_options(report=False)
-        handicap = 0.0 if self.chooses_rate else RACE.handicap
-        candidates = [self._fitted_candidate(lr, request)]
-        if self.first.kappa is not None and not self.chooses_rate:
-            flatter = replace(request, flatter=RACE.flatter * request.flatter)
-            name = f"{OURS}, κ = {self.first.kappa / RACE.flatter:.3g}"
-            candidates.append(self._candidate(name, flatter, handicap))
-        if has_branches(self.first) and request.fit.residual == "auto":
-            is_plain = self.first.symmetries and not request.is_adaptive
-            residual = "plain" if is_plain else "scaled"
-            name = f"{OURS}, {residual} branches"
-            candidates.append(
-                self._candidate(name, request.with_options(residual=residual), handicap)
-            )
-        if request.fit.scheme != "keep" and not self.chooses_rate:
-            # Where nothing is scaled, the fitted weights are LSUV's.
-            schemes = ["orthogonal"] if self.first.kappa is None else ["lsuv", "orthogonal"]
-            candidates += [
-                Candidate(scheme, lr, partial(self._draw_, scheme), RACE.handicap_of_schemes)
-                for scheme in schemes
-            ]
-        return [*candidates, Candidate(YOURS, lr, lambda: None, handicap)]
-
-    def _fitted_candidate(self, lr: float, request: FitRequest) -> Candidate:
-        # The trials may have put back the old weights.
-        is_old = self.first.plan is None and request.fit.scheme != "keep"
-        if self.chooses_rate or is_old:
-            return self._candidate(OURS, request)
-        self._results[OURS, lr] = self.first
-        return Candidate(
-            OURS, lr, weights.snapshot(self.fitted.targets, self.fitted.factory.model.parameters())
-        )
-
-    def _candidate(self, name: str, request: FitRequest, handicap: float = 0.0) -> Candidate:
-        def write_() -> None:
-            self._results[name, request.lr] = self.fitted.fit_(request)
-
-        return Candidate(name, request.lr, write_, handicap)
-
-    def _draw_(self, scheme: str) -> None:
-        factory = self.fitted.factory
-        apply_scheme.draw_scheme_(
-            factory.model,
-            apply_scheme.Scheme(scheme),
-            factory.sample,
-            factory.problem.forward,
-            factory.problem.layers,
-            torch.Generator().manual_seed(factory.problem.seed),
-        )
-
-
-def half_decades(rate: float) -> list[float]:
-    """Return rates such as 0.03, 0.1, 0.3 around this one.
-
-    >>> half_decades(0.07)
-    [0.01, 0.03, 0.1, 0.3, 1.0]
-    """
-    middle = round(2 * math.log10(rate))
-    halves = range(middle - RACE.half_decades, middle + RACE.half_decades + 1)
-    return [float(f"{10.0 ** (half / 2):.0e}") for half in halves]
-
-
-def _describe_race(trials: Sequence[Trial], steps: int) -> str:
-    winner = trials[0]
-    several_rates = len({trial.lr for trial in trials}) > 1
-
-    def describe(trial: Trial) -> str:
-        return f"{trial.name} at lr = {trial.lr:g}" if several_rates else trial.name
-
-    won = (
-        f"{describe(winner)} won the race of {len(trials)}: score {winner.score:.3g} after "
-        f"{steps} steps"
-    )
-    finished = [trial for trial in trials[1:] if trial.survived and trial.steps == winner.steps]
-    rival = min(finished, key=lambda trial: trial.score, default=None)
-    if rival is None:
-        return f"{won}; no other finished"
-    ahead = ""
-    if rival.score < winner.score:
-        ahead = f", but {rival.reason}" if rival.reason else ", not far enough ahead"
-    return f"{won}, {describe(rival)} {rival.score:.3g}{ahead}"
 
 
 def _save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hessinit.errors import ConvergenceWarning, ProblemError, argument, choose, list_of
 from hessinit.init.apply_scheme import SCHEMES, SYNONYMS, Scheme, draw_scheme_
+from hessinit.init.options import Fit
 from hessinit.init.weights import find_targets
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.measurement.measure import measure
@@ -93,7 +94,7 @@ class Initializer:
             from hessinit.training.initialize import initialize_  # the other schemes do not need it
 
             result = initialize_(
-                problem, lr=lr, optimizer=optimizer, overwrite=True, distributed="each"
+                problem, lr=lr, optimizer=optimizer, fit=Fit(overwrite=True), distributed="each"
             )
             return "" if result.converged else str(result.reason)
         if callable(self.scheme):

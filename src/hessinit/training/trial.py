@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.problem.batches import Batch, part_of, read_batches
-from hessinit.problem.checks import unwrap
-from hessinit.problem.preserve import ModelState, untouched_model
+from hessinit.problem.checks import all_finite, unwrap
+from hessinit.problem.preserve import ModelState, UserState, untouched_model
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.ranks import (
     length_over_ranks,
@@ -30,6 +30,7 @@ from hessinit.problem.ranks import (
     tolerating,
 )
 from hessinit.problem.shards import local_part
+from hessinit.progress import StepCounter
 from hessinit.results.initialization import DID_NOT_LEARN, DIVERGED, LEARNED, Trial
 from hessinit.training import loop, optimizers
 from hessinit.training.loop import (
@@ -42,6 +43,7 @@ from hessinit.training.loop import (
     order_by_content,
     seed_everything,
 )
+from hessinit.training.trial_data import TrialData
 
 Build = Callable[[float], optimizers.Stepper]
 
@@ -70,6 +72,23 @@ class TrialLengths:
     steps: int = 32
     # Where the best trial has not learned yet, one of so many times the steps decides.
     times_longer: int = 4
+    # On fresh mini-batches: so many for a training of `horizon` steps, and for others in proportion
+    # to this power of their steps. Longer trials favour lower rates, as longer trainings do; chosen
+    # on the development tasks of `benchmarks/untuned.py`.
+    fresh: int = 48
+    horizon: int = 300
+    power: float = 1 / 4
+    usual_horizon: int = 1000  # where the steps of the training are not known
+
+    def for_training(self, steps: int | None) -> int:
+        """Return the steps of a trial on fresh mini-batches for a training of so many.
+
+        >>> [TrialLengths().for_training(steps) for steps in (300, 1000, None, 10_000)]
+        [48, 65, 65, 115]
+        """
+        training = self.usual_horizon if steps is None else steps
+        wanted = round(self.fresh * (training / self.horizon) ** self.power)
+        return max(1, min(wanted, training))
 
 
 VERDICT = VerdictRules()
@@ -145,6 +164,21 @@ def ever_rises(losses: Sequence[float], loss_range: LossRange) -> bool:
 def highest(losses: Sequence[float]) -> float:
     """Return the highest loss; inf if one is not finite."""
     return max(loss if math.isfinite(loss) else math.inf for loss in losses)
+
+
+def lead_of(new: Trial, own: Trial, loss_range: LossRange) -> float:
+    """Return how far a trial ends below another, as a part of the larger fall of the two.
+
+    The fall begins at the loss of the best constant output, or at the first loss of `own`. Where
+    one of the two alone has learned, the lead is infinite; where none has, 0.
+    """
+    has_learned = (new.outcome == LEARNED, own.outcome == LEARNED)
+    if not all(has_learned):
+        difference = has_learned[0] - has_learned[1]
+        return difference * math.inf if difference else 0.0
+    top = loss_range.left_after(0.0, own.losses[0])
+    fall = (own.losses[0] if math.isnan(top) else top) - min(new.score, own.score)
+    return (own.score - new.score) / fall
 
 
 def learns_much(trial: Trial, loss_range: LossRange) -> bool:
@@ -250,6 +284,7 @@ class ShortTraining:
         warmup: int = 0,
         first_loss: float = math.nan,
         score: Callable[[int, float], float] | None = None,
+        on_step: Callable[[], object] = lambda: None,
         goes_on: bool = False,
     ) -> None:
         """Train on; then judge. `score(step, loss)` returns the loss that counts.
@@ -266,6 +301,7 @@ class ShortTraining:
             else:
                 with optimizer.evaluating():
                     self.scored.append(score(step, loss))
+            on_step()
 
         with self.state.with_stand_ins(self.setup.seed, self.initial):
             if self._saved is not None:
@@ -282,22 +318,12 @@ class ShortTraining:
             self.diverge()
 
     def diverge(self) -> None:
-        """Take the training for diverged."""
+        """Take the training for diverged, and end it."""
         self.outcome = DIVERGED
-        self.leave(f"diverged by step {len(self.losses)}", survived=False)
-
-    def leave(self, reason: str, survived: bool = True) -> None:
-        """End the training for this reason."""
-        self.reason = reason
-        self.survived = survived
+        self.reason = f"diverged by step {len(self.losses)}"
+        self.survived = False
         self._optimizer = None
         self._saved = None
-
-    def begin_again(self) -> None:
-        """Forget every step."""
-        self.leave("")
-        self.losses = []
-        self.scored = []
 
     def count_earlier_learning(self) -> None:
         """Take a training that ends below every constant output for learned: its weights had."""
@@ -341,30 +367,68 @@ class TrialSetting:
     # mini-batch.
     order: Tensor | None = None
     first_loss: float = math.nan  # of the first batch before any step, nan if not known
+    held_out: Sequence[Batch] = ()  # where there are some, their loss is the score
+    is_fresh: bool = False  # whether the batches are other examples at every step
+    counter: StepCounter = field(default_factory=lambda: StepCounter("steps"))
 
     def train(
         self, lr: float, *, steps: int = LENGTHS.steps, warmup: int = 0, patient: bool = False
     ) -> Trial:
-        """Train for some steps, fewer where the loss gets far above its first, unless `patient`.
+        """Train for some steps, fewer where the loss gets far above its first, unless `patient`."""
+        training = self.begin(lr)
+        self.go_on(training, steps, warmup=warmup, patient=patient)
+        return training.trial()
 
-        The first loss is that of the whole batch.
+    def begin(
+        self, lr: float, name: str = "trial", initial: Sequence[Tensor] | None = None
+    ) -> ShortTraining:
+        """Return a training of no steps yet, from the present weights or from `initial` ones."""
+        return ShortTraining(self.setup, self.state, lr, name, initial)
+
+    def go_on(
+        self,
+        training: ShortTraining,
+        steps: int,
+        *,
+        warmup: int = 0,
+        patient: bool = False,
+        goes_on: bool = False,
+    ) -> None:
+        """Continue to so many steps in all; the state is kept where the training `goes_on` later.
+
+        The first loss from the present weights is that of the whole batch.
         """
-        training = ShortTraining(self.setup, self.state, lr)
 
         def is_lost() -> bool:
             losses = training.losses
             return bool(losses) and not patient and is_far_above(losses, self.setup.loss_range)
 
+        done = len(training.losses)
+        if not training.survived or done >= steps:
+            return
+        self.counter.expect(steps - done)
         batches = itertools.takewhile(lambda _: not is_lost(), self.pieces())
         training.train(
-            itertools.islice(batches, steps * self.setup.accumulate),
-            purpose="trial",
+            itertools.islice(batches, done * self.setup.accumulate, steps * self.setup.accumulate),
+            purpose=f"trial from {done}" if done else "trial",
             warmup=warmup,
-            first_loss=self.first_loss,
+            first_loss=self.first_loss if training.initial is None else math.nan,
+            on_step=lambda: self.counter.step(f"{training.name} at lr = {training.lr:.3g}"),
+            score=self._score_held_out if self.held_out else None,
+            goes_on=goes_on,
         )
         if is_lost():
             training.diverge()
-        return training.trial()
+
+    @torch.no_grad()
+    def _score_held_out(self, step: int, loss: float) -> float:
+        """Return the loss of a held-out batch, in the model's mode; what it writes is put back."""
+        setup = self.setup
+        if not all(map(all_finite, setup.model.parameters())):
+            return math.nan
+        batch = setup.copy(self.held_out[step % len(self.held_out)])
+        with UserState(setup.model, setup.loss, setup.forward).with_stand_ins(seed=setup.seed):
+            return loop.evaluate_loss(setup.model, setup.loss, batch, setup.forward).item()
 
     def first_move(self, lr: float) -> float:
         """Return the length of the first step over that of all weights, per unit of rate."""
@@ -403,12 +467,20 @@ class TrialSetting:
 
 
 @contextlib.contextmanager
-def prepare_trials(setup: TrainingSetup, batches: Sequence[Batch]) -> Iterator[TrialSetting]:
-    """Prepare trials on halves of the batch; several, or an indivisible one, are taken whole."""
+def prepare_trials(
+    setup: TrainingSetup, batches: Sequence[Batch], data: TrialData | None = None
+) -> Iterator[TrialSetting]:
+    """Prepare trials on the mini-batches of `data`, or on halves of the batch.
+
+    Without data, several batches or an indivisible one are taken whole.
+    """
     with torch.inference_mode(False), torch.enable_grad(), setup.untouched() as state:
         setting = TrialSetting(setup, state, batches)
         with tolerating(*BATCH_REFUSALS):
             setting = _with_first_loss(setting)
+        if data is not None and data.different > 1:
+            yield replace(setting, batches=data.batches, held_out=data.held_out, is_fresh=True)
+            return
         ranks = lockstep_ranks()
         few = len(batches) > 1 or batches[0].size * (ranks.size if ranks else 1) < FEWEST_TO_HALVE
         if not on_any_rank(few):
