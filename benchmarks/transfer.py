@@ -27,7 +27,7 @@ readout and queries begin at 0. Of these choices the ones are taken that trained
 He's weights in networks without normalization, and PyTorch's own in the others.
 
 A finished training is appended to the record at once, and what is there is not made again. One seed takes
-about an hour on a CPU core.
+about 35 minutes on a CPU core: 29 for the widths, 3 for the depths and 2 for the batch sizes.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def test_the_weights_that_are_written_have_the_norm_that_is_printed(run, net):
 
 def test_overwrite_draws_what_is_trainable_in_a_model_with_frozen_weights(run, net):
     result = run("initialize", "net.py:partly_frozen", "--target", 2, "--overwrite", "--json")
-    expected = initialize_(*net.partly_frozen(), target=2.0, overwrite=True)
+    expected = initialize_(*net.partly_frozen(), target=2.0, fit=Fit(overwrite=True))
     assert without_seconds(json.loads(result.stdout)) == without_seconds(expected.to_dict())
 
 

@@ -309,7 +309,7 @@ def test_frozen_weights_biases_and_layers_left_out_stay() -> None:
     model = mlp(4)
     model[3].requires_grad_(False)
     kept = state(model[3])
-    result = initialize_(model, LOSS, digits(), target=2.0, overwrite=True)
+    result = initialize_(model, LOSS, digits(), target=2.0, fit=Fit(overwrite=True))
     assert result.converged
     assert state(model[3]) == kept
     assert "3" not in result.scales
@@ -363,7 +363,7 @@ def test_what_was_trained_before_is_drawn_anew_only_where_that_is_asked_for(kind
     assert state(model) == before
     frozen = {name: one.clone() for name, one in model.named_parameters() if not one.requires_grad}
     old = last.weight.detach().clone()
-    initialize_(model, LOSS, batch, target=1.0, overwrite=True)
+    initialize_(model, LOSS, batch, target=1.0, fit=Fit(overwrite=True))
     assert not torch.equal(last.weight, old)
     assert all(torch.equal(model.get_parameter(name), one) for name, one in frozen.items())
 

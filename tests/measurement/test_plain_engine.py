@@ -349,7 +349,7 @@ def test_weights_beside_quantized_ones_are_planned_drawn_and_initialized() -> No
     before = model(WIDE[0])
     assert hessinit.plan(model, LOSS, WIDE).gradients > 0
     problem = hessinit.Problem(model, LOSS, WIDE, layers="*lora_*")
-    hessinit.initialize_(problem, lr=0.5, overwrite=True).undo()
+    hessinit.initialize_(problem, lr=0.5, fit=hessinit.Fit(overwrite=True)).undo()
     assert torch.equal(model(WIDE[0]), before)
     hessinit.apply_scheme_(model, "he")
     assert not torch.equal(model(WIDE[0]), before)

@@ -329,12 +329,15 @@ def test_a_warmup_that_saves_a_training_is_advised() -> None:
     assert (without.survived, warmed.survived, warmup.advised) == (False, True, True)
 
 
-def test_settings_beside_an_optimizer_and_norms_that_did_not_converge_are_refused() -> None:
+def test_settings_beside_an_optimizer_and_norms_that_did_not_converge_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ProblemError, match="momentum was given, and the optimizer has its own"):
         Training(optimizer, settings={"momentum": 0.9})
-    hasty: dict[str, Any] = {"optimizer": "adam", "max_iterations": 2, "tolerance": 1e-9}
+    monkeypatch.setattr("hessinit.training.advise.MAX_ITERATIONS", 2)
+    hasty: dict[str, Any] = {"optimizer": "adam", "tolerance": 1e-9}
     with pytest.warns(ConvergenceWarning, match="did not reach tolerance=1e-09"):
         assert not call(advise, model, LOSS, batch(), **hasty).converged
     with pytest.raises(ConvergenceError, match="did not reach tolerance=1e-09"):

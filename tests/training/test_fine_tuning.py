@@ -157,7 +157,7 @@ def test_adapters_are_drawn_only_where_that_is_asked_for_and_start_where_they_di
         hessinit.initialize_(problem, lr=0.1)
     assert differences(before, snapshot(model, LOSS, data)) == []
     weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    hessinit.initialize_(problem, lr=0.1, overwrite=True)
+    hessinit.initialize_(problem, lr=0.1, fit=hessinit.Fit(overwrite=True))
     changed = {name for name, old in weights.items() if not torch.equal(model.get_parameter(name), old)}
     assert changed
     assert all("lora_A" in name or "modules_to_save" in name for name in changed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -42,6 +43,11 @@ def normalized() -> nn.Sequential:
     torch.manual_seed(0)
     layers = [part for width in (64, 16) for part in (nn.Linear(width, 16), nn.BatchNorm1d(16), nn.ReLU())]
     return nn.Sequential(nn.Flatten(), *layers, nn.Linear(16, 10))
+
+
+def plain() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
 
 
 def train(model: nn.Module, batches: Any, lr: float, optimizer: str = "sgd", loss: Any = LOSS) -> list[float]:
@@ -95,6 +101,57 @@ def test_the_old_weights_return_with_a_rate_that_they_survive() -> None:
     rates = result.lr, 4 * result.lr
     slow, fast = (train(copy.deepcopy(model), [batch] * 24, lr, loss=nn.MSELoss()) for lr in rates)
     assert slow[-1] < slow[0] < fast[-1]
+
+
+@pytest.mark.parametrize(
+    ("survivors", "kappa", "end"),
+    [
+        ([3, 4, 4], 2.0, "at 1.25 times the rate the loss blew up whatever κ, so this rate is near the edge"),
+        ([1, 3, 3, 2], 2.0, "survive 3 of 4 trials of 48 steps at lr = 0.1, so this rate is at the edge"),
+        ([1, 0, 1], None, "at lr = 0.1 the loss blew up in most trials, so the old weights were put back"),
+    ],
+    ids=["all orders", "some orders", "few orders"],
+)
+def test_weights_that_blow_up_above_the_rate_are_tried_in_several_orders(
+    survivors: list[int], kappa: float | None, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights that survive most orders are written, the sharpest of these; and what failed is told."""
+    orders = iter([order < count for count in survivors for order in range(4)])
+
+    def fake(setup: Any, batch: Any, lr: float, steps: int, halves_only: bool = False) -> Trial:
+        survived = next(orders, False) if halves_only else lr < 0.1
+        losses = (2.3,) * (steps - 1) + (1.0 if survived else math.nan,)
+        outcome = "learned" if survived else "diverged"
+        return Trial(
+            name="fake", lr=lr, steps=steps, score=1.0, survived=survived, losses=losses, outcome=outcome
+        )
+
+    monkeypatch.setattr(weight_trials, "try_weights", fake)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = initialize_(plain(), LOSS, BATCH, lr=0.1, fit=Fit(scaling="last"))
+    assert result.kappa == kappa
+    assert end in result.reason
+    assert end in " ".join(str(result).split())
+    is_safe = kappa is not None and 4 in survivors
+    assert (result.converged, [warning.category for warning in caught]) == (
+        is_safe,
+        [] if is_safe else [ConvergenceWarning],
+    )
+    assert [trial.survived for trial in result.orders].count(True) == (max(survivors) if kappa else 0)
+    assert result.survival.survived
+
+
+def test_weights_that_learn_in_the_first_trial_are_not_tried_again() -> None:
+    result = initialize_(plain(), LOSS, BATCH, lr=0.1)
+    assert (result.survival.outcome, result.orders) == ("learned", ())
+
+
+@pytest.mark.filterwarnings("ignore::hessinit.errors.ConvergenceWarning")
+def test_that_no_order_learns_is_told() -> None:
+    result = initialize_(normalized(), LOSS, BATCH, lr=1e-6)
+    assert [trial.outcome for trial in result.orders] == ["did not learn"] * 4
+    assert "none of 4 trials of 48 steps at lr = 1e-06 learned anything" in result.reason
 
 
 @pytest.mark.filterwarnings("ignore::hessinit.errors.ConvergenceWarning")

@@ -168,6 +168,8 @@ def explain_trials(tried: TriedRates) -> str:
             ways_out = WAYS_TO_ADAPT
         return f"In {held} {_tell_failures(trials)}. What may help: {ways_out}."
     end = w.text_if(tried.stopped_at_end, ", the last of them")
+    if tried.fresh:
+        return f"At this rate the loss fell lowest in {held} on fresh mini-batches{end}."
     return (
         f"{w.format_number(tried.rate / tried.favoured, 2)} times "
         f"{w.format_number(tried.favoured)}, near which the loss fell lowest in {held}{end}: short "

@@ -24,7 +24,6 @@ from hessinit.results.curvature_report import CurvatureReport, LayerCurvature
 from hessinit.results.initialization import (
     LEARNED,
     OURS,
-    YOURS,
     Initialization,
     PlannedWeight,
     SchemePlan,
@@ -257,20 +256,19 @@ def _trial_table(trials: Sequence[Trial]) -> doc.Table:
     return doc.Table("Candidates of the race, the winner first.", columns)
 
 
-def explain_choice(trials: Sequence[Trial], is_fresh: bool, fit: str = "") -> str:
-    """Return which start was better, by how much, and how the new weights fit if they were."""
-    better, other = trials
-    places = {OURS: "the new weights", YOURS: "your own"}
+def explain_choice(trials: Sequence[Trial], is_fresh: bool, fit: str) -> str:
+    """Return which start was better and by how much, and how the new weights were fitted."""
     source = "fresh mini-batches" if is_fresh else "halves of this batch"
-    ends = [w.format_number(trial.score) if trial.survived else "nothing" for trial in trials]
-    if not other.survived:
-        ends[1] = "divergence"
-    chosen = "the new weights were written" if better.name == OURS else "your own weights stay"
-    ending = w.text_if(bool(fit), f": {fit}")
+    ends = [
+        w.format_number(trial.score) if trial.survived else w.unstopped(trial.reason)
+        for trial in trials
+    ]
+    better, other = ("new", "your own") if trials[0].name == OURS else ("your own", "new")
     return (
-        f"in {w.count(better.steps, 'trial step')} on {source} {places[better.name]} came to a "
-        f"loss of {ends[0]}, {places[other.name]} to {ends[1]}, so {chosen}{ending}"
-    )
+        f"the {better} weights were chosen, as they came to {ends[0]} in "
+        f"{w.count(trials[0].steps, 'trial step')} on {source}, and the {other} ones to {ends[1]}; "
+        f"the new ones: {fit}"
+    ).replace("the your", "your")
 
 
 def _symmetry_blocks(symmetries: Sequence[Symmetry]) -> list[doc.Block]:

@@ -173,6 +173,8 @@ class Initialization(_Applied):
     measurements: tuple[Measurement, ...] = ()
     symmetries: tuple[Symmetry, ...] = ()
     survival: Trial | None = None  # of the weights, for a few steps on the batch
+    # Trials at the rate itself in random orders, of weights that may be at the edge of stability.
+    orders: tuple[Trial, ...] = field(default=(), metadata=LATER)
     # From the new weights and from the user's own, those that were written first; then those of a
     # search for a rate.
     trials: tuple[Trial, ...] = ()
@@ -188,7 +190,8 @@ class Initialization(_Applied):
     @property
     def flat_enough(self) -> bool:
         """Whether a target was left unmet because sharper weights would not learn faster."""
-        return not self.converged and self.scaling == "none" and self.kappa is not None
+        is_safe = all(trial.survived for trial in self.orders)
+        return not self.converged and self.scaling == "none" and self.kappa is not None and is_safe
 
     @property
     def learned(self) -> bool:

@@ -244,9 +244,7 @@ def _advise(
     trial_steps: int,
 ) -> LearningRateAdvice:
     """Advise on a problem whose derivatives `measure` has checked."""
-    accuracy = {
-        name: measuring[name] for name in ("tolerance", "max_iterations") if name in measuring
-    }
+    accuracy = {"tolerance": measuring["tolerance"]} if "tolerance" in measuring else {}
     return advise(
         replace(problem, check=False),
         optimizer=optimizer,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 import warnings
@@ -35,13 +34,7 @@ from hessinit.training.optimizer_rules import build_optimizer_rule
 from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.trial import LENGTHS
 from hessinit.training.trial_data import read_trial_data
-from hessinit.training.weight_trials import (
-    CHOICE,
-    FittedWeights,
-    choose_start_,
-    search_rate_,
-    survive_,
-)
+from hessinit.training.weight_trials import FittedWeights, choose_start_, search_rate_, survive_
 
 
 def _on_first_rank(
@@ -255,10 +248,9 @@ def _find_weights_(fitted: FittedWeights, request: FitRequest) -> Initialization
     if result.lr is not None and own is None:
         result, used = survive_(fitted, result, request)
     is_drawn_only = request.fit.scheme == "auto" and result.kappa is None
-    if result.lr is not None and result.learned and (fitted.is_fresh or is_drawn_only):
-        result, lead = choose_start_(fitted, result, used, own)
-        if is_auto and CHOICE.large_lead < lead < math.inf:
-            result = search_rate_(fitted, result, used)
+    is_new = result.scheme != "keep" or result.kappa is not None
+    if result.lr is not None and is_new and (fitted.is_fresh or is_drawn_only):
+        result = choose_start_(fitted, result, used, own)
     trials = (*result.trials, *(trial for trial in searched if trial is not own))
     return replace(result, trials=trials, chose_lr=is_auto and result.lr is not None)
 

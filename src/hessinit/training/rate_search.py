@@ -87,10 +87,11 @@ def search_rate(
         moved = setting.usual_move(SEARCH.small_move / moved, SEARCH.moves) or moved
     reach = stepping.part / moved if 0 < moved < math.inf else 0.0
     start = (stepping.start * best if best < math.inf else 0.0) or reach or SEARCH.fallback
+    lengths: tuple[int, ...] = (stepping.longer * steps,)
     if setting.is_fresh:
+        # From below: above the best rate a deep network may stay on a plateau whatever the rate.
+        start = reach or start
         lengths = tuple(math.ceil(part * steps) for part in SEARCH.rounds)
-    else:
-        lengths = (stepping.longer * steps,)
     search = RateSearch(setting, start, lengths)
     chosen = search.run()
     trials = tuple(search.trials[exponent] for exponent in sorted(search.trials))
@@ -103,20 +104,18 @@ def search_rate(
     )
     if not search.learned:
         return tried
+    survivors = [trial.lr for trial in trials if trial.survived]
+    tried = replace(tried, stopped_at_end=chosen in (min(search.trials), max(search.trials)))
+    if setting.is_fresh:
+        rate = search.trials[chosen].lr
+        return replace(tried, rate=rate, favoured=rate)
     favoured = search.interpolated(chosen)
     times = (reach / favoured) ** stepping.power
     times = min(max(times, SEARCH.least_times), stepping.most_times)
     if tried.trained_before:
         times = SEARCH.adapter_times
-    if setting.is_fresh:
-        times = 1.0
-    survivors = [trial.lr for trial in trials if trial.survived]
-    return replace(
-        tried,
-        rate=min(max(times * favoured, min(survivors)), max(survivors)),
-        favoured=favoured,
-        stopped_at_end=chosen in (min(search.trials), max(search.trials)),
-    )
+    rate = min(max(times * favoured, min(survivors)), max(survivors))
+    return replace(tried, rate=rate, favoured=favoured)
 
 
 def try_warmup(setting: TrialSetting, lr: float) -> WarmupAdvice:
@@ -165,9 +164,10 @@ class RateSearch:
     def _climb(self, origin: int) -> int:
         """Go up while the loss gets lower, or else down until it gets higher."""
         best = origin
-        # A first round is too short to tell whether a network learns.
+        # A first round is too short to tell whether a network learns. Longer trials favour lower
+        # rates, so the last of several rounds does not look higher.
         is_early = not self._is_last_round
-        may_rise = is_early or self._falls(origin)
+        may_rise = is_early or (len(self.lengths) == 1 and self._falls(origin))
         while may_rise and self._has_room and self._is_better(best + 1, best):
             best += 1
         # A network that a high rate has killed says nothing of lower rates.

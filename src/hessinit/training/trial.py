@@ -524,11 +524,13 @@ def _accepts_half(setting: TrialSetting) -> bool:
 
 @torch.inference_mode(False)
 @torch.enable_grad()
-def try_weights(setup: TrainingSetup, batch: Any, lr: float, steps: int) -> Trial:
+def try_weights(
+    setup: TrainingSetup, batch: Any, lr: float, steps: int, halves_only: bool = False
+) -> Trial:
     """Train from the present weights on the batch, or on several in turn, and put everything back.
 
-    This is done twice: on random halves of the batch, which differ as mini-batches do, and on the
-    whole batch. Costs twice `steps` training steps at most.
+    This is done twice: on random halves of the batch, which differ as mini-batches do, and, unless
+    `halves_only`, on the whole batch. Costs twice `steps` training steps at most.
     """
     batches = [read for _, read in read_batches(batch)]
     source = generator(setup.seed, "halves")
@@ -544,6 +546,6 @@ def try_weights(setup: TrainingSetup, batch: Any, lr: float, steps: int) -> Tria
             training.train(in_turn, purpose="steps from 0")
             training.count_earlier_learning()
             trial = training.trial()
-            if not trial.survived:
+            if halves_only or not trial.survived:
                 break
     return trial

@@ -43,6 +43,10 @@ class SurvivalRules:
     margin: float = 1.25
     # κ is divided by these in turn until the weights survive.
     flatter: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0)
+    # Weights that did not survive the first trial are tried at the rate itself, in so many random
+    # orders of so many steps: at the edge of stability the order decides.
+    orders: int = 4
+    order_steps: int = 48
     # The old weights are tried at the rate divided by powers of 4, so many of them.
     quarters: int = 12
 
@@ -102,6 +106,20 @@ class FittedWeights:
         """How the optimizer updates the weights."""
         return build_optimizer_rule(self.training, self.factory.model, layers="**")
 
+    def try_orders(self, lr: float) -> tuple[Trial, ...]:
+        """Train from the present weights on halves of the batch, in several random orders."""
+        batch = self.factory.problem.batch
+        return tuple(
+            try_weights(
+                replace(self.setup, seed=self.setup.seed + order),
+                batch,
+                lr,
+                SURVIVAL.order_steps,
+                halves_only=True,
+            )
+            for order in range(SURVIVAL.orders)
+        )
+
     def report(self, every_layer: bool = False) -> CurvatureReport:
         """Measure the present weights."""
         return ScaledModel(self.factory, [], 0.1).report(every_layer)
@@ -118,6 +136,7 @@ class FittedWeights:
             symmetries=(),
             plan=None,
             measurements=(),
+            orders=(),
             kappa=None,
             target=None,
         )
@@ -188,9 +207,9 @@ def survive_(
     Returns the request that the weights were fitted to, too.
     """
     lr = _rate_of(result)
-    fitted, used, trial = _flatter_until_survival_(weights, result, replace(request, lr=lr))
+    fitted, used, trial, orders = _flatter_until_survival_(weights, result, replace(request, lr=lr))
     if not trial.survived:
-        fault = f"at lr = {lr:g} the loss blew up in every trial"
+        fault = f"at lr = {lr:g} the loss blew up in most trials"
         return weights.old_weights_(result, used, fault), replace(used, flatter=1.0)
     change = _describe_change(fitted, used, request)
     reason = fitted.reason
@@ -199,29 +218,74 @@ def survive_(
     fitted = replace(fitted, survival=trial, reason=reason)
     if request.lr == "auto" and trial.outcome != LEARNED:
         fitted = _search_longer_(weights, fitted, request)
+    elif orders or change:
+        fitted = _with_orders(fitted, orders or weights.try_orders(lr))
     return fitted, used if change else request
 
 
 def _flatter_until_survival_(
     weights: FittedWeights, result: Initialization, request: FitRequest
-) -> tuple[Initialization, FitRequest, Trial]:
-    """Return the first weights that survive, how they were fitted, and their last trial."""
+) -> tuple[Initialization, FitRequest, Trial, tuple[Trial, ...]]:
+    """Write the first weights that survive, else those that survive the rate in most orders.
+
+    Returns how they were fitted, their trial, and the orders, if these were tried.
+    """
     lr = _rate_of(result)
     trial = weights.trial(lr)
-    barely: FitRequest | None = None  # survives at the rate itself, without the margin
-    for flatter in _flatter_requests(result, request):
-        if trial.survived:
-            break
-        if barely is None and weights.trial(lr, margin=1.0).survived:
-            barely = request
-        request = flatter
-        result = weights.fit_(request)
+    keeps_draw = result.scheme == "keep" and request.fit.scheme == "auto"
+    if trial.survived and (trial.outcome == LEARNED or not keeps_draw):
+        return result, request, trial, ()
+    requests = [request]
+    if keeps_draw:
+        drawn = replace(request, redraws=True)
+        result = weights.fit_(drawn)
+        trial_of_drawn = weights.trial(lr)
+        if trial_of_drawn.outcome == LEARNED:
+            return result, drawn, trial_of_drawn, ()
+        if trial.survived:  # neither learns in so few steps
+            return weights.fit_(request), request, trial, ()
+        requests = [drawn]
+    for flatter in _flatter_requests(result, requests[0]):
+        requests.append(flatter)
+        result = weights.fit_(flatter)
         trial = weights.trial(lr)
-    if not trial.survived and barely is not None:
-        request = barely
-        result = weights.fit_(request)
-        trial = weights.trial(lr, margin=1.0)
-    return result, request, trial
+        if trial.survived:
+            return result, flatter, trial, ()
+    best: tuple[Trial, ...] = ()
+    for entry in requests:
+        weights.fit_(entry)
+        orders = weights.try_orders(lr)
+        if _count_survivors(orders) > _count_survivors(best):
+            best = orders
+            request = entry
+        if _count_survivors(best) == SURVIVAL.orders:
+            break
+    if 2 * _count_survivors(best) < SURVIVAL.orders:
+        return result, requests[-1], trial, ()
+    return weights.fit_(request), request, next(order for order in best if order.survived), best
+
+
+def _count_survivors(trials: Sequence[Trial]) -> int:
+    return sum(trial.survived for trial in trials)
+
+
+def _with_orders(result: Initialization, orders: tuple[Trial, ...]) -> Initialization:
+    """Return the result with these trials; it has not converged if the loss blew up in some."""
+    survivors = _count_survivors(orders)
+    trials = f"{len(orders)} trials of {SURVIVAL.order_steps} steps at lr = {result.lr:g}"
+    reason = result.reason
+    if survivors < len(orders):
+        reason = (
+            f"the weights survive {survivors} of {trials}, so this rate is at the edge, and a "
+            f"lower one is safer; {reason}"
+        )
+    elif result.survival in orders:
+        reason = (
+            f"{reason}; at {SURVIVAL.margin:g} times the rate the loss blew up whatever κ, so this "
+            "rate is near the edge"
+        )
+    converged = result.converged and survivors == len(orders)
+    return replace(result, converged=converged, reason=reason, orders=orders)
 
 
 def _flatter_requests(result: Initialization, request: FitRequest) -> list[FitRequest]:
@@ -302,8 +366,6 @@ class ChoiceRules:
     # Halves of one batch tell less: they can be learned by heart.
     lead_on_batch: float = 0.1
     steps_on_batch: int = 48
-    # New weights that lead by so much may allow other rates than the user's own.
-    large_lead: float = 0.2
 
 
 CHOICE = ChoiceRules()
@@ -311,10 +373,10 @@ CHOICE = ChoiceRules()
 
 def choose_start_(
     weights: FittedWeights, result: Initialization, request: FitRequest, own: Trial | None = None
-) -> tuple[Initialization, float]:
+) -> Initialization:
     """Train briefly from the new weights and from the user's own; write those that lead.
 
-    Returns the lead of the new ones, too. `own` is the trial of the user's weights, if it was made.
+    `own` is the trial of the user's weights, if it was made.
     """
     lr = _rate_of(result)
     new = [weight.detach().clone() for weight in weights.factory.model.parameters()]
@@ -322,10 +384,12 @@ def choose_start_(
     with weights.trials() as setting:
         steps = weights.steps if setting.is_fresh else CHOICE.steps_on_batch
         least = CHOICE.lead if setting.is_fresh else CHOICE.lead_on_batch
-        ours = _try_start(setting, setting.begin(lr, OURS, new), steps)
-        yours = own or _try_start(setting, setting.begin(lr, YOURS), steps)
-        lead = lead_of(ours, yours, setting.setup.loss_range)
-        is_new = lead > least
+        trainings = [setting.begin(lr, OURS, new)]
+        if own is None:
+            trainings.append(setting.begin(lr, YOURS))
+        ours, *rest = _try_starts(setting, trainings, steps)
+        yours = own or rest[0]
+        is_new = lead_of(ours, yours, setting.setup.loss_range) > least
         if is_new:
             setting.state.choose(new)
     trials = (ours, yours) if is_new else (yours, ours)
@@ -334,21 +398,24 @@ def choose_start_(
         result = replace(weights.old_weights_(result, request, fault), trials=trials)
     elif trials[0].outcome != LEARNED:
         result = weights.nothing_learned_(result, request, trials)
-    elif is_new:
-        reason = say.explain_choice(trials, setting.is_fresh, result.reason)
-        result = replace(result, trials=trials, reason=reason, converged=True)
     else:
-        reason = say.explain_choice(trials, setting.is_fresh)
-        described = weights.describe(result, "keep", request)
-        result = replace(described, trials=trials, reason=reason, converged=True, survival=None)
-    return result, lead
+        reason = say.explain_choice(trials, setting.is_fresh, result.reason)
+        if not is_new:
+            survival = None if setting.is_fresh else yours
+            result = replace(weights.describe(result, "keep", request), survival=survival)
+        is_safe = all(trial.survived for trial in result.orders)
+        result = replace(result, trials=trials, reason=reason, converged=is_safe)
+    return result
 
 
-def _try_start(setting: TrialSetting, training: ShortTraining, steps: int) -> Trial:
-    """Train for some steps, and on where nothing was learned in them."""
+def _try_starts(
+    setting: TrialSetting, trainings: Sequence[ShortTraining], steps: int
+) -> list[Trial]:
+    """Train all for some steps, and on where nobody has learned in them."""
     for length in (steps, LENGTHS.times_longer * steps):
-        setting.go_on(training, length, goes_on=True)
-        training.count_earlier_learning()
-        if training.outcome == LEARNED:
+        for training in trainings:
+            setting.go_on(training, length, goes_on=True)
+            training.count_earlier_learning()
+        if any(training.outcome == LEARNED for training in trainings):
             break
-    return training.trial()
+    return [training.trial() for training in trainings]
