@@ -484,10 +484,10 @@ class Losses:
         return statistics.fmean(self.row(size, start)) / self.best(size) - 1
 
     def regret(self, start: str) -> float:
-        """What the best rate of the first size costs at the last, against the best rate there."""
+        """What the best rate of the first size costs at the last, against the best of all starts there."""
         first = self.row(self.series.sizes[0], start)
         last = self.row(self.series.sizes[-1], start)
-        return last[first.index(min(first))] / min(last) - 1
+        return last[first.index(min(first))] / self.best(self.series.sizes[-1]) - 1
 
     def excess(self, start: str) -> float:
         """The best rate's loss against the best of all starts, less 1: the mean over sizes."""
@@ -518,35 +518,38 @@ def show(options: argparse.Namespace) -> None:
 
 LEGEND = """
 spread: the loss at every rate over the best of all starts and rates of that size, less 1: mean over rates and
-sizes. transfer: the loss at the largest size with the best rate of the smallest, over that with the best rate
-there, less 1. best: the loss at a start's best rate over the best of all starts, less 1: mean over sizes. A
-loss above that of guessing, as of a training that diverged, counts as that of guessing.
+sizes. transfer: the loss at the largest size with the start's best rate of the smallest, over the best of all
+starts and rates there, less 1. best: the loss at a start's best rate over the best of all starts, less 1:
+mean over sizes. A loss above that of guessing, as of a training that diverged, counts as that of guessing.
 """
 
 
 def summarize(every: Sequence[Losses]) -> None:
     print(LEGEND)
-    names = "".join(f"{STARTS[start]:>26}" for start in STARTS)
-    heads = "".join(f"{'spread':>10}{'transfer':>9}{'best':>7}" for _ in STARTS)
-    print(f"{'':30}{'':10}{names}\n{'':30}{'':10}{heads}")
-    totals: dict[str, list[tuple[float, float, float]]] = {}
+    print(f"{'':40}" + "".join(f"{STARTS[start]:>26}" for start in STARTS))
+    print(f"{'':40}" + f"{'spread':>10}{'transfer':>9}{'best':>7}" * len(STARTS))
+    scores: dict[str, list[tuple[float, ...]]] = {start: [] for start in STARTS}
     for losses in every:
         of = losses.series
         line = f"{of.title:30}{WORDS[of.varied]:10}"
         for start in STARTS:
             if start not in losses.starts:
-                line += f"{'-':>10}{'-':>9}{'-':>7}"
+                line += percents([math.nan] * 3)
                 continue
             spread = statistics.fmean(losses.spread(size, start) for size in of.sizes)
-            numbers = spread, losses.regret(start), losses.excess(start)
-            totals.setdefault(start, []).append(numbers)
-            line += "{:>10.0%}{:>9.0%}{:>7.0%}".format(*numbers)
+            scores[start].append((spread, losses.regret(start), losses.excess(start)))
+            line += percents(scores[start][-1])
         print(line)
-    line = f"{'mean of the series shown':30}{'':10}"
-    for start in STARTS:
-        columns = zip(*totals.get(start, [(math.nan,) * 3]), strict=True)
-        line += "{:>10.0%}{:>9.0%}{:>7.0%}".format(*map(statistics.fmean, columns))
-    print(line)
+    means = [
+        map(statistics.fmean, zip(*scores[start], strict=True)) if scores[start] else [math.nan] * 3
+        for start in STARTS
+    ]
+    print(f"{'mean of the series shown':40}" + "".join(map(percents, means)))
+
+
+def percents(numbers: Iterable[float]) -> str:
+    texts = ["-" if math.isnan(number) else f"{number:.0%}" for number in numbers]
+    return "{:>10}{:>9}{:>7}".format(*texts)
 
 
 # --- The pictures -----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Fill numbers and tables of the documents from the records: python docs/building/records.py
 
-A number is followed by an HTML comment that names an entry of `NUMBERS`: `44<!--untuned-hessinit--> %`.
+A number is followed by an HTML comment that names an entry of `NUMBERS`: `44<!--untuned-hessinit--> %`. Where
+a record is incomplete, – stands in its place.
 A table stands between `<!--table NAME-->` and `<!--end-->`, where NAME is an entry of `TABLES`. The tests
 compare every document with its records; this command writes what they find stale. The records are those of
 `benchmarks/results`, and the versions that `constraints-*.txt` pin.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -20,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
+BENCHMARKS = ROOT / "benchmarks"
+RESULTS = BENCHMARKS / "results"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-NUMBER = re.compile(r"(?P<number>\d[\d.,]*(?:e[-+]?\d+)?)<!--(?P<name>[^>]+?)-->")
+NUMBER = re.compile(r"(?P<number>[+−]?\d[\d.,]*(?:e[-+]?\d+)?|–)<!--(?P<name>[^>]+?)-->")
 TABLE = re.compile(r"(?<=<!--table )(?P<name>[^>]+?)-->\n.*?(?=<!--end-->)", re.S)
 COMMENT = re.compile(r"<!--(?:table )?(?P<name>[^>]+?)-->")
 FENCE = re.compile(r"^ *(`{3,}).*?^ *\1 *$", re.M | re.S)
@@ -112,6 +115,113 @@ def answered(pattern: str, *options: str) -> str:
     return re.search(pattern, answers(*options), re.M | re.S)[1]
 
 
+# What nobody tuned: rows of its tables, by the contestants of benchmarks/untuned.py.
+UNTUNED_ROWS = {
+    "adamw": {
+        "auto": ('`initialize_(lr="auto", data=…)`', "auto"),
+        "advise-data": ("`advise(data=…)`", "advise+data"),
+        "advise": ("`advise`, one batch", "advise"),
+        "budget": ("best of a grid of the first row's cost", "budget of auto"),
+        "adamw-1e-3": ("AdamW, 1e-3", "grid 0.001"),
+        "adamw-3e-4": ("AdamW, 3e-4", "grid 0.0003"),
+        "prodigy": ("Prodigy", "prodigy"),
+        "dadapt": ("D-Adaptation", "dadapt"),
+        "dog": ("L-DoG", "ldog"),
+        "schedulefree": ("Schedule-Free AdamW", "schedulefree"),
+        "finder": ("Lightning's finder", "finder"),
+    },
+    "momentum": {
+        "auto": ('`initialize_(lr="auto", data=…)`', "auto"),
+        "advise-data": ("`advise(data=…)`", "advise+data"),
+        "advise": ("`advise`, one batch", "advise"),
+        "budget": ("best of a grid of the first row's cost", "budget of auto"),
+        "sgd-0.1": ("SGD with momentum, 0.1", "grid 0.1"),
+        "sgd-0.01": ("SGD with momentum, 0.01", "grid 0.01"),
+        "dadapt": ("D-Adaptation", "dadapt"),
+        "dog": ("DoG", "dog"),
+        "schedulefree": ("Schedule-Free SGD", "schedulefree"),
+        "finder": ("Lightning's finder", "finder"),
+    },
+}
+UNTUNED_COLUMNS = ("median", "mean", "worst", "fails", "search")
+UNKNOWN = "–"
+
+
+@functools.cache
+def untuned_results(record: str = "untuned.jsonl") -> tuple[Any, Any]:
+    """The module `untuned_report`, and its results of the held-out tasks."""
+    environment = dict(os.environ)
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import untuned_report
+        import untuned_tasks
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+        os.environ.clear()
+        os.environ.update(environment)  # the benchmark asks for one thread
+    cells = untuned_report.read_records([RESULTS / record])
+    return untuned_report, untuned_report.Results(cells, untuned_tasks.HELD_OUT, (0, 1))
+
+
+@functools.cache
+def untuned_row(optimizer: str, row: str) -> dict[str, str]:
+    """Held-out loss over the best of six rates, failed trainings, and the cost of the search in steps.
+
+    The tasks are those whose grid is on record; unknown where one of them lacks this row.
+    """
+    report, results = untuned_results()
+    horizons = report.AVERAGED
+    pairs = [pair for pair in results.pairs(horizons) if pair[1] == optimizer]
+    label, contestant = UNTUNED_ROWS[optimizer][row]
+    shown = report.Row(label, {optimizer: contestant})
+    values = list(results.excesses(pairs, horizons, shown).values())
+    if not pairs or len(values) < len(pairs):
+        return dict.fromkeys(UNTUNED_COLUMNS, UNKNOWN)
+    searching = report.Row(label, {optimizer: contestant.removeprefix(report.BUDGET)})
+    cells = results.searched(pairs, horizons, shown)
+    searches = [cell.get("search") or 0.0 for cell in results.searched(pairs, horizons, searching)]
+    fails = str(sum(bool(cell["failed"]) for cell in cells)) if cells else UNKNOWN
+    return {
+        "median": signed(statistics.median(values)),
+        "mean": signed(statistics.fmean(values)),
+        "worst": signed(max(values)),
+        "fails": fails,
+        "search": f"{statistics.median(searches):.0f}",
+    }
+
+
+def signed(excess: float) -> str:
+    """An excess in per cent, with two figures or more."""
+    digits = 1 if abs(excess) < 0.0995 else 0
+    return f"{100 * excess:+.{digits}f}".replace("-", "−").replace("+0.0", "0.0").replace("−0.0", "0.0")
+
+
+def untuned_number(optimizer: str, row: str, column: str) -> str:
+    return untuned_row(optimizer, row)[column]
+
+
+def untuned_table(optimizer: str) -> str:
+    """A line for each way to a rate: excess in per cent, failures, cost."""
+    lines = ["| | median | mean | worst | failed | search, in steps |", "|---" * 6 + "|"]
+    for row, (label, _) in UNTUNED_ROWS[optimizer].items():
+        found = untuned_row(optimizer, row)
+        shown = [found[name] + (" %" if found[name] != UNKNOWN else "") for name in UNTUNED_COLUMNS[:3]]
+        lines.append(f"| {label} | {' | '.join(shown)} | {found['fails']} | {found['search']} |")
+    return "\n".join(lines)
+
+
+def untuned_count(optimizer: str) -> str:
+    """How many tasks the table is about."""
+    report, results = untuned_results()
+    return str(sum(pair[1] == optimizer for pair in results.pairs(report.AVERAGED)))
+
+
+def untuned_trainings(optimizer: str) -> str:
+    """How many trainings a row is about."""
+    report, results = untuned_results()
+    return str(int(untuned_count(optimizer)) * len(report.AVERAGED) * len(results.seeds))
+
+
 PROBLEMS = {
     "mlp-n32": "MLP n=32",
     "mlp-n128": "MLP n=128",
@@ -188,6 +298,18 @@ NUMBERS: dict[str, Callable[[], str]] = {
     "untuned-cells": lambda: cells(ON_RECORD),
     "raced-failures": lambda: failures(RACED),
     "raced-cells": lambda: cells(RACED),
+    # Whole trainings at a rate that nobody tuned: benchmarks/untuned.py, the held-out tasks
+    **{
+        f"nobody-{optimizer}-{row}-{column}": functools.partial(untuned_number, optimizer, row, column)
+        for optimizer, rows in UNTUNED_ROWS.items()
+        for row in rows
+        for column in UNTUNED_COLUMNS
+    },
+    **{f"nobody-{optimizer}-tasks": functools.partial(untuned_count, optimizer) for optimizer in UNTUNED_ROWS},
+    **{
+        f"nobody-{optimizer}-trainings": functools.partial(untuned_trainings, optimizer)
+        for optimizer in UNTUNED_ROWS
+    },
     # Norms against dense truth
     "random-problems": lambda: silent_errors("problems"),
     "random-norms": lambda: silent_errors("norms"),
@@ -261,6 +383,8 @@ NUMBERS: dict[str, Callable[[], str]] = {
 PEERS = ("hessinit", "PyHessian", "curvlinops + eigsh", "ViViT")
 TABLES: dict[str, Callable[[], str]] = {
     "fine-tuning": lambda: fine_tuning_table(),
+    "nobody tuned it": lambda: untuned_table("adamw"),
+    "nobody tuned it, momentum": lambda: untuned_table("momentum"),
     "cost of peers": lambda: cost_table({peer: ("gauss-newton", peer) for peer in PEERS}),
     "cost of measuring": lambda: cost_table(
         {

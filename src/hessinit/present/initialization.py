@@ -1,4 +1,4 @@
-"""Describe an initialization (norms before and after, target, race) and the plan of a scheme."""
+"""Describe an initialization (norms before and after, target, trials) and a scheme's plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCALED = {
 
 
 def describe_initialization(result: Initialization) -> doc.Document:
-    """Return the verdict (rate, race or target), tables and charts, and the scheme's plan."""
+    """Return the verdict (rate, trials or target), tables and charts, and the scheme's plan."""
     verdict = [_tell_outcome(result)]
     answer = ""
     is_other = bool(result.trials) and {trial.lr for trial in result.trials} != {result.lr}
@@ -73,10 +73,10 @@ def _tell_outcome(result: Initialization) -> str:
     if result.flat_enough:
         return f"Not sharpened: {reason}"
     if not result.converged:
-        return f"{'No winner' if result.trials else 'Not met'}: {reason}"
-    if result.trials:
-        return reason
-    return f"{reason[:1].upper()}{reason[1:]}" if result.target is None else f"Met: {reason}"
+        return f"Not met: {reason}"
+    if result.trials or result.target is None:
+        return f"{reason[:1].upper()}{reason[1:]}"
+    return f"Met: {reason}"
 
 
 def _tone(result: Initialization) -> str:
@@ -88,7 +88,7 @@ def _tone(result: Initialization) -> str:
 
 def _sections(result: Initialization) -> list[doc.Section]:
     return doc.filled(
-        doc.Section("Race", _race_blocks(result), "race"),
+        doc.Section("Trials", _trial_blocks(result), "trials"),
         doc.Section("Symmetries", _symmetry_blocks(result.symmetries), "symmetries"),
         _layer_section(result),
         *_sections_after(result),
@@ -153,7 +153,7 @@ def _tell_work(result: Initialization) -> str:
     time = w.tell_time(result.seconds, result.gradients)
     if result.trials:
         return (
-            f"{w.count(len(result.trials), 'candidate')}, "
+            f"{w.count(len(result.trials), 'trial')}, "
             f"{w.count(sum(trial.steps for trial in result.trials), 'training step')}{time}. "
             "Score: the mean loss of the last third of the steps, on held-out batches where "
             "batches repeat."
@@ -178,7 +178,7 @@ def _key_numbers(result: Initialization) -> list[doc.KeyNumber]:
     winner = result.trials[0].name if result.trials and result.converged else ""
     numbers = [
         doc.KeyNumber("Learning rate", rate),
-        doc.KeyNumber("Winner", winner),
+        doc.KeyNumber("Weights", winner),
         doc.KeyNumber("‖H‖ before", before, note),
         doc.KeyNumber("‖H‖ after", after, note),
         doc.KeyNumber("Target", target),
@@ -205,19 +205,20 @@ def _reconcile(result: Initialization) -> list[str]:
     return [f"lr {w.format_number(result.lr)} is above that on purpose: {reason}."]
 
 
-def _race_blocks(result: Initialization) -> list[doc.Block]:
-    """Return the losses of all candidates, or of the best one at each rate, and their table."""
+def _trial_blocks(result: Initialization) -> list[doc.Block]:
+    """Return the losses of the two starts, or of the best one at each rate, and the table."""
     if not result.trials:
         return []
-    shown = {trial.name: trial for trial in result.trials}
-    caption = "Training loss of each candidate"
-    if len(shown) < len(result.trials):
-        best = {trial.lr: trial for trial in reversed(result.trials)}
-        trials = sorted(best.values(), key=result.trials.index)
-        shown = {f"{trial.name}, {w.format_number(trial.lr)}": trial for trial in trials}
-        caption = "Training loss of the best candidate at each rate"
+    best = {trial.lr: trial for trial in reversed(result.trials)}
+    shown = {trial.name: trial for trial in result.trials[:2]}
+    caption = "Training loss from either weights"
+    if len(best) > 1:
+        shown = {
+            f"{trial.name}, {w.format_number(lr)}": trial for lr, trial in sorted(best.items())
+        }
+        caption = "Training loss at each rate"
     description = f"{caption}. {w.unstopped(result.reason)}."
-    return [*_trial_charts("race", caption, description, shown), _trial_table(result.trials)]
+    return [*_trial_charts("trials", caption, description, shown), _trial_table(result.trials)]
 
 
 def _trial_charts(
@@ -244,16 +245,16 @@ def _trial_table(trials: Sequence[Trial]) -> doc.Table:
     remarks = [trial.reason for trial in trials]
     if trials[0].survived and trials[0].outcome in ("", LEARNED):
         marks[0] = "best"
-        remarks[0] = "won"
+        remarks[0] = "chosen"
     scores = [w.format_number(trial.score) if trial.survived else "–" for trial in trials]
     columns = [
-        w.name_column("candidate", [trial.name for trial in trials]),
+        w.name_column("weights", [trial.name for trial in trials]),
         doc.Column("lr", [w.format_number(trial.lr) for trial in trials], 7),
         doc.Column("steps", [f"{trial.steps:,}" for trial in trials], 6),
         doc.Column("score", scores, 9, keys=[trial.score for trial in trials], marks=marks),
         w.name_column("remark", remarks, 5, wraps=True),
     ]
-    return doc.Table("Candidates of the race, the winner first.", columns)
+    return doc.Table("Trials: those at the chosen rate, then those of the search for it.", columns)
 
 
 def explain_choice(trials: Sequence[Trial], is_fresh: bool, fit: str) -> str:
@@ -263,12 +264,14 @@ def explain_choice(trials: Sequence[Trial], is_fresh: bool, fit: str) -> str:
         w.format_number(trial.score) if trial.survived else w.unstopped(trial.reason)
         for trial in trials
     ]
-    better, other = ("new", "your own") if trials[0].name == OURS else ("your own", "new")
-    return (
-        f"the {better} weights were chosen, as they came to {ends[0]} in "
-        f"{w.count(trials[0].steps, 'trial step')} on {source}, and the {other} ones to {ends[1]}; "
-        f"the new ones: {fit}"
-    ).replace("the your", "your")
+    steps = w.count(trials[0].steps, "trial step")
+    if trials[0].name == OURS:
+        choice = "the new weights were chosen: they came to"
+        other = "your own to"
+    else:
+        choice = "your own weights were kept: they came to"
+        other = "the new ones to"
+    return f"{choice} {ends[0]} in {steps} on {source}, {other} {ends[1]}. The new ones: {fit}"
 
 
 def _symmetry_blocks(symmetries: Sequence[Symmetry]) -> list[doc.Block]:

@@ -113,13 +113,23 @@ def untouched_random_state(device: torch.device | None = None) -> Iterator[None]
     Reading a DataLoader draws, even without shuffling.
     """
     with _ONE_AT_A_TIME:
-        generators = (random, numpy.random, *_torch_generators(device))
-        rewinds = [_rewind(generator) for generator in generators]
+        rewind = remember_random_state(device)
         try:
             yield
         finally:
-            for rewind in rewinds:
-                rewind()
+            rewind()
+
+
+def remember_random_state(device: torch.device | None = None) -> Callable[[], None]:
+    """Return a function that takes every global generator back to its present state."""
+    generators = (random, numpy.random, *_torch_generators(device))
+    rewinds = [_rewind(generator) for generator in generators]
+
+    def rewind_all() -> None:
+        for rewind in rewinds:
+            rewind()
+
+    return rewind_all
 
 
 def _rewind(generator: Any) -> Callable[[], Any]:

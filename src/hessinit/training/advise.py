@@ -42,7 +42,7 @@ from hessinit.problem.functional import FunctionalProblem
 from hessinit.problem.in_place import InPlaceProblem
 from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
-from hessinit.problem.ranks import length_over_ranks, lockstep_ranks, on_all_ranks, require_alike
+from hessinit.problem.ranks import length_over_ranks, on_all_ranks, require_alike
 from hessinit.results import advice as results
 from hessinit.results.advice import Descent, TriedRates, WarmupAdvice
 from hessinit.results.curvature_report import MATRICES
@@ -50,7 +50,7 @@ from hessinit.training import optimizer_rules as rules
 from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.rate_search import search_rate, try_warmup
 from hessinit.training.trial import LENGTHS, TrainingSetup, prepare_trials
-from hessinit.training.trial_data import TrialData, read_trial_data
+from hessinit.training.trial_data import TrialData, note_trial_data, read_trial_data
 
 MAX_ITERATIONS = 200  # of Lanczos; a norm that has not converged by then says so
 
@@ -120,7 +120,13 @@ def advise(
     choose("curvature", curvature, MATRICES)
     search = LanczosSettings(check_tolerance(tolerance), MAX_ITERATIONS, problem.seed)
     training = Training.of(optimizer)
-    trial_steps, fresh = _read_trials(problem, training, data, steps, trial_steps)
+    fresh = None
+    if data is not None:
+        trial_steps = LENGTHS.for_training(steps) if trial_steps is None else trial_steps
+        batches = max(1, trial_steps) * training.accumulate
+        fresh = read_trial_data(data, problem.batch, batches, problem.seed)
+    elif trial_steps is None:
+        trial_steps = LENGTHS.steps
     rule = rules.build_optimizer_rule(training, problem.model, lr=lr, layers=problem.layers)
     held = replace(problem, layers=sorted(rule.rates) or problem.layers)
     work = partial(_measure, rule=rule, curvature=curvature, settings=search)
@@ -133,7 +139,7 @@ def advise(
     rates, warmup, fault = _try_rates(
         TrainingSetup.of(problem, training), measured.batches, fresh, rule, limit.best, trial_steps
     )
-    facts["notes"] += fault
+    facts["notes"] += (*fault, *note_trial_data(fresh, steps))
     if rates is not None and rates.trained_before and limit.frozen:
         facts["notes"] += (say.NO_GRADIENT_YET,)
     seconds = measured.clock() - started
@@ -151,22 +157,6 @@ def advise(
             raise unreached
         warnings.warn(str(unreached), ConvergenceWarning, stacklevel=4)  # past the decorators
     return advice
-
-
-def _read_trials(
-    problem: Problem, training: Training, data: Any, steps: int | None, trial_steps: int | None
-) -> tuple[int, TrialData | None]:
-    """Return the length of a trial, and its mini-batches if there are data."""
-    if data is None:
-        return LENGTHS.steps if trial_steps is None else trial_steps, None
-    if lockstep_ranks() is not None:
-        raise ProblemError(
-            "data= asks for trials on fresh mini-batches, and a sharded model is tried on its "
-            "batch; leave it out."
-        )
-    length = LENGTHS.for_training(steps) if trial_steps is None else trial_steps
-    batches = max(1, length) * training.accumulate
-    return length, read_trial_data(data, problem.batch, batches, problem.seed)
 
 
 def _try_rates(

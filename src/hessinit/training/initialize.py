@@ -33,7 +33,7 @@ from hessinit.results.result import replacing
 from hessinit.training.optimizer_rules import build_optimizer_rule
 from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.trial import LENGTHS
-from hessinit.training.trial_data import read_trial_data
+from hessinit.training.trial_data import note_trial_data, read_trial_data
 from hessinit.training.weight_trials import FittedWeights, choose_start_, search_rate_, survive_
 
 
@@ -75,35 +75,35 @@ def initialize_(
     progress: bool | OnProgress = True,
     distributed: str | None = None,
 ) -> Initialization:
-    """Draw new weights and scale them until the curvature fits the step; in place, same Parameters.
+    """Fit the curvature of the weights to the learning rate; in place, same Parameters.
 
     Takes a `Problem`, or model, loss and batch for one with the defaults. `lr` means a target of
-    κ/lr for ‖H‖, κ = 4 (1 for a quadratic loss). Weights that a normalization follows, and other
-    symmetries, are scaled first: that changes the curvature and nothing that the network computes.
-    Their own ‖H‖ becomes κ/lr, and no other block of weights is sharper. For "adam" and "adamw" it
-    is the norm that these see, with κ = 7; without such symmetries their scheme alone decides. A
-    network without symmetries is scaled by gains until its ‖H‖ meets the target: weights that are
-    too sharp are all multiplied by one gain; weights that are too flat are sharpened with a small
-    output where the network is homogeneous, as with ReLU, else by the last weight. `target` gives
-    the norm itself; neither means 1. `fit` holds rarer options: `Fit(scheme="he")`.
+    κ/lr for ‖H‖, κ = 4 (1 for a quadratic loss). Your own weights that a normalization follows, and
+    other symmetries, are scaled: that changes the curvature and nothing that the network computes.
+    Their ‖H‖ becomes κ/lr, and no other block of weights is sharper. For "adam" and "adamw" it is
+    the norm that these see, with κ = 1.75. A network without symmetries gets new weights, scaled by
+    gains until its ‖H‖ meets the target: weights that are too sharp are all multiplied by one gain;
+    weights that are too flat are sharpened with a small output where the network is homogeneous, as
+    with ReLU, else by the last weight. `target` gives the norm itself; neither means 1. `fit` holds
+    rarer options: `Fit(scheme="he")`.
 
     `optimizer` is that of the training, any as in `advise`. "momentum" and "nesterov" make steps
     1/(1 − momentum) times as long. Those that divide by the size of recent gradients, such as NAdam
-    and RMSprop, count as Adam; for others, such as Lion and Muon, nothing is fitted, and
-    `result.reason` says so. The weights are tried by 24
-    steps on the batch at 1.25 times the rate; where the loss blows up, κ is lowered;
-    `result.survival` tells.
+    and RMSprop, count as Adam; for others, such as Lion and Muon, and without symmetries for Adam,
+    nothing is fitted: new weights are then written only if they lead your own clearly in trials on
+    halves of the batch. The weights are tried by 24 steps on the batch at 1.25 times the rate;
+    where the loss blows up, κ is lowered. `result.survival` and `result.orders` tell.
 
-    `data`, a DataLoader, a list of batches or `(inputs, targets)` of all examples, asks for a race:
-    the fitted weights, flatter ones, other schemes and your own weights are trained for
-    `fit.trial_steps` steps each, the worse half dropped after each third, and the best *initial*
-    weights are written. With lr="auto", rates are raced, too. `result.trials` tells all. Without
-    data, lr="auto" takes a rate that suits the weights.
+    `data`, a DataLoader, a list of batches or `(inputs, targets)` of all examples, gives trials
+    fresh mini-batches: the new weights and your own are trained at the rate, and the initial
+    weights of those that come lower are written. lr="auto" first searches the rate for your own
+    weights, as `advise` does. `steps`, the length of your training, sets that of the trials;
+    `result.trials` tells all. Without data, lr="auto" takes a rate that suits the weights.
 
     Frozen weights are never touched; where the problem names layers, no others are. A model with
     frozen weights or with adapters (LoRA) was trained before: it is refused unless the problem
-    names the layers to draw, or `overwrite=True` asks for all that is trainable. What is zero there
-    stays zero unless it is named, as the B of LoRA. Frozen tables of positions do not count.
+    names the layers to draw, or `Fit(overwrite=True)` asks for all that is trainable. What is zero
+    there stays zero unless it is named, as the B of LoRA. Frozen tables of positions do not count.
 
     A target that is not met to `fit.tolerance` warns, or raises with `fit.strict`; the result says
     why. Whatever is raised, the model is then as it was found. `undo()` restores the old weights;
@@ -132,7 +132,7 @@ def initialize_(
         steps = checks.check_whole("steps", steps, at_least=1)
     model = checks.unwrap(problem.model)
     checks.check_present(model, sharded=lockstep_ranks() is not None)
-    _check_in_lockstep(model, data)
+    _check_in_lockstep(model)
     if data is not None and lr is None:
         raise ProblemError(
             "data= asks for trials, which train at a learning rate; pass lr=, such as 0.1, or "
@@ -162,7 +162,8 @@ def initialize_(
         missed = not result.converged and not result.flat_enough
         if fit.strict and missed:
             raise ConvergenceError(result.reason)
-        notes = (*result.notes, *note_unchecked(problem.check))
+        about_trials = note_trial_data(fresh, steps)
+        notes = (*result.notes, *about_trials, *note_unchecked(problem.check))
         result = replace(result, notes=notes, seconds=time.perf_counter() - started)
         result = _priced(result, factory)
         if missed:
@@ -176,15 +177,10 @@ def initialize_(
     return replace(result, _go_back=restore, _save_weights=partial(_save_weights, model))
 
 
-def _check_in_lockstep(model: nn.Module, data: Any) -> None:
+def _check_in_lockstep(model: nn.Module) -> None:
     """Refuse what is not done with a sharded model."""
     if lockstep_ranks() is None:
         return
-    if data is not None:
-        raise ProblemError(
-            "data= asks for trials on fresh mini-batches, and a sharded model is tried on its "
-            "batch; leave it out."
-        )
     names = [name for name, part in model.named_modules() if parametrize.is_parametrized(part)]
     if names:
         raise ProblemError(
@@ -234,25 +230,32 @@ def _find_weights_(fitted: FittedWeights, request: FitRequest) -> Initialization
     """Fit weights, make them survive a trial, and compare them with the user's own."""
     is_auto = request.lr == "auto"
     searched: tuple[Trial, ...] = ()
-    own: Trial | None = None
     if is_auto and fitted.is_fresh and not fitted.rule.tunes_itself:
         searched = tuple(replace(trial, name=YOURS) for trial in fitted.search_rate().trials)
-        learned = [trial for trial in searched if trial.outcome == LEARNED]
-        own = min(learned, key=lambda trial: trial.score, default=None)
-    if own is not None:
+    learned = [trial for trial in searched if trial.outcome == LEARNED]
+    own = min(learned, key=lambda trial: trial.score, default=None)
+    if own is None:
+        result, request = _fit_survivors_(fitted, request)
+    else:
         request = replace(request, lr=own.lr)
-    result = fitted.fit_(request)
-    if request.lr == "auto" and (fitted.is_fresh or (request.is_adaptive and result.lr is None)):
-        result = search_rate_(fitted, result, request)
-    used = request
-    if result.lr is not None and own is None:
-        result, used = survive_(fitted, result, request)
+        result = fitted.fit_(request)
+    is_new = result.lr is not None and (result.scheme != "keep" or result.kappa is not None)
     is_drawn_only = request.fit.scheme == "auto" and result.kappa is None
-    is_new = result.scheme != "keep" or result.kappa is not None
-    if result.lr is not None and is_new and (fitted.is_fresh or is_drawn_only):
-        result = choose_start_(fitted, result, used, own)
+    if is_new and (fitted.is_fresh or is_drawn_only):
+        result = choose_start_(fitted, result, request, own)
     trials = (*result.trials, *(trial for trial in searched if trial is not own))
     return replace(result, trials=trials, chose_lr=is_auto and result.lr is not None)
+
+
+def _fit_survivors_(
+    fitted: FittedWeights, request: FitRequest
+) -> tuple[Initialization, FitRequest]:
+    """Fit weights that survive a trial; returns the request that they were fitted to, too."""
+    result = fitted.fit_(request)
+    is_unknown = request.is_adaptive and result.lr is None
+    if request.lr == "auto" and (fitted.is_fresh or is_unknown):
+        result = search_rate_(fitted, result, request)
+    return (result, request) if result.lr is None else survive_(fitted, result, request)
 
 
 def _priced(result: Initialization, factory: scales.ProblemFactory) -> Initialization:

@@ -81,11 +81,7 @@ def search_rate(
     former. It is one that was tried, or lies between two.
     """
     stepping = SEARCH.of(optimizer.rule)
-    # A step that is lost in the rounding of the weights has no length.
-    moved = setting.first_move(best if 0 < best < math.inf else 1.0)
-    if optimizer.rule is None and 0 < moved < math.inf:
-        moved = setting.usual_move(SEARCH.small_move / moved, SEARCH.moves) or moved
-    reach = stepping.part / moved if 0 < moved < math.inf else 0.0
+    reach = _find_reach(setting, optimizer, best)
     start = (stepping.start * best if best < math.inf else 0.0) or reach or SEARCH.fallback
     lengths: tuple[int, ...] = (stepping.longer * steps,)
     if setting.is_fresh:
@@ -101,11 +97,10 @@ def search_rate(
         trials=trials,
         trained_before=bool(reason_to_keep(setting.setup.model)),
         fresh=setting.is_fresh,
+        stopped_at_end=chosen in (min(search.trials), max(search.trials)),
     )
     if not search.learned:
         return tried
-    survivors = [trial.lr for trial in trials if trial.survived]
-    tried = replace(tried, stopped_at_end=chosen in (min(search.trials), max(search.trials)))
     if setting.is_fresh:
         rate = search.trials[chosen].lr
         return replace(tried, rate=rate, favoured=rate)
@@ -114,8 +109,18 @@ def search_rate(
     times = min(max(times, SEARCH.least_times), stepping.most_times)
     if tried.trained_before:
         times = SEARCH.adapter_times
+    survivors = [trial.lr for trial in trials if trial.survived]
     rate = min(max(times * favoured, min(survivors)), max(survivors))
     return replace(tried, rate=rate, favoured=favoured)
+
+
+def _find_reach(setting: TrialSetting, optimizer: OptimizerRule, best: float) -> float:
+    """Return the rate at which a step moves the weights by a fixed part; 0 where none does."""
+    # A step that is lost in the rounding of the weights has no length.
+    moved = setting.first_move(best if 0 < best < math.inf else 1.0)
+    if optimizer.rule is None and 0 < moved < math.inf:
+        moved = setting.usual_move(SEARCH.small_move / moved, SEARCH.moves) or moved
+    return SEARCH.of(optimizer.rule).part / moved if 0 < moved < math.inf else 0.0
 
 
 def try_warmup(setting: TrialSetting, lr: float) -> WarmupAdvice:

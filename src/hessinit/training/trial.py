@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.problem.batches import Batch, part_of, read_batches
 from hessinit.problem.checks import all_finite, unwrap
-from hessinit.problem.preserve import ModelState, UserState, untouched_model
+from hessinit.problem.preserve import ModelState, UserState, remember_random_state, untouched_model
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.ranks import (
     length_over_ranks,
@@ -236,12 +236,10 @@ class TrainingSetup:
         self,
         batches: Iterable[Batch],
         optimizer: optimizers.Stepper,
-        purpose: str,
         warmup: int = 0,
         on_step: Callable[[int, float], object] | None = None,
     ) -> None:
-        """Train on one batch after another; `purpose` names the stream of random numbers."""
-        seed_everything(self.seed, purpose)
+        """Train on one batch after another."""
         loop.train(
             self.model,
             self.loss,
@@ -275,12 +273,12 @@ class ShortTraining:
     # Until it goes on:
     _optimizer: optimizers.Stepper | None = None
     _saved: ModelState | None = None
+    _rewind: Callable[[], None] | None = None  # the global generators
 
     def train(
         self,
         batches: Iterable[Batch],
         *,
-        purpose: str,
         warmup: int = 0,
         first_loss: float = math.nan,
         score: Callable[[int, float], float] | None = None,
@@ -304,13 +302,16 @@ class ShortTraining:
             on_step()
 
         with self.state.with_stand_ins(self.setup.seed, self.initial):
-            if self._saved is not None:
-                self._saved.restore()
             optimizer = self._optimizer or self.setup.build(self.lr)
-            self.setup.make_steps(batches, optimizer, purpose, warmup, add)
+            seed_everything(self.setup.seed, "trial")
+            if self._saved is not None and self._rewind is not None:
+                self._saved.restore()
+                self._rewind()
+            self.setup.make_steps(batches, optimizer, warmup, add)
             if goes_on:
                 self._optimizer = optimizer
                 self._saved = ModelState(self.setup.model, self.setup.loss, self.setup.forward)
+                self._rewind = remember_random_state()
         self.outcome = DIVERGED
         if all(map(math.isfinite, self.scored)):
             self.outcome = judge(self.losses, self.setup.loss_range)
@@ -410,7 +411,6 @@ class TrialSetting:
         batches = itertools.takewhile(lambda _: not is_lost(), self.pieces())
         training.train(
             itertools.islice(batches, done * self.setup.accumulate, steps * self.setup.accumulate),
-            purpose=f"trial from {done}" if done else "trial",
             warmup=warmup,
             first_loss=self.first_loss if training.initial is None else math.nan,
             on_step=lambda: self.counter.step(f"{training.name} at lr = {training.lr:.3g}"),
@@ -456,7 +456,8 @@ class TrialSetting:
                 for part, old in pairs:
                     old.copy_(part)
 
-            self.setup.make_steps(batches, optimizer, "trial", on_step=add_move)
+            seed_everything(self.setup.seed, "trial")
+            self.setup.make_steps(batches, optimizer, on_step=add_move)
         return moves
 
     def pieces(self) -> Iterator[Batch]:
@@ -543,7 +544,7 @@ def try_weights(
         with tolerating(*refusals), setup.untouched() as state:
             training = ShortTraining(setup, state, lr, "present weights")
             in_turn = itertools.islice(itertools.cycle(pieces), steps)
-            training.train(in_turn, purpose="steps from 0")
+            training.train(in_turn)
             training.count_earlier_learning()
             trial = training.trial()
             if halves_only or not trial.survived:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from hessinit.errors import ProblemError
 from hessinit.problem.batches import Batch, read_batches
 from hessinit.problem.preserve import untouched_random_state, untouched_sources
+from hessinit.problem.ranks import lockstep_ranks
 from hessinit.training.loop import read_data
 
 # Batches are held out if there are at least this many; then one in this many is.
@@ -30,6 +31,17 @@ class TrialData(NamedTuple):
     held_out: tuple[Batch, ...] = ()
 
 
+NO_HORIZON = "steps= has no effect without data=: trials on one batch have a length of their own."
+ONE_BATCH = "data= holds one batch, so trials took halves of the batch that was measured."
+
+
+def note_trial_data(data: TrialData | None, steps: int | None) -> tuple[str, ...]:
+    """Return what the trials could not take into account."""
+    if data is None:
+        return (NO_HORIZON,) * (steps is not None)
+    return (ONE_BATCH,) * (data.different == 1)
+
+
 def read_trial_data(data: Any, batch: Any, steps: int, seed: int = 0) -> TrialData:
     """Read the batches for `steps` steps, at most as many from a loader; the seed decides which.
 
@@ -37,6 +49,11 @@ def read_trial_data(data: Any, batch: Any, steps: int, seed: int = 0) -> TrialDa
     are cut into batches of the size of `batch`. Where there are at least five batches, but fewer
     than steps, a fifth of them is held out for the score.
     """
+    if lockstep_ranks() is not None:
+        raise ProblemError(
+            "data= asks for trials on fresh mini-batches, and a sharded model is tried on its "
+            "batch; leave it out."
+        )
     _check_read_again(data)
     read = read_data(data, 1, steps)
     if not read.ready:

@@ -382,8 +382,13 @@ def choose_start_(
     new = [weight.detach().clone() for weight in weights.factory.model.parameters()]
     weights.restore()
     with weights.trials() as setting:
-        steps = weights.steps if setting.is_fresh else CHOICE.steps_on_batch
-        least = CHOICE.lead if setting.is_fresh else CHOICE.lead_on_batch
+        steps = weights.steps
+        least = CHOICE.lead
+        if not setting.is_fresh:
+            steps = CHOICE.steps_on_batch
+            least = CHOICE.lead_on_batch
+        if own is not None:
+            steps = own.steps
         trainings = [setting.begin(lr, OURS, new)]
         if own is None:
             trainings.append(setting.begin(lr, YOURS))
