@@ -305,7 +305,9 @@ NUMBERS: dict[str, Callable[[], str]] = {
         for row in rows
         for column in UNTUNED_COLUMNS
     },
-    **{f"nobody-{optimizer}-tasks": functools.partial(untuned_count, optimizer) for optimizer in UNTUNED_ROWS},
+    **{
+        f"nobody-{optimizer}-tasks": functools.partial(untuned_count, optimizer) for optimizer in UNTUNED_ROWS
+    },
     **{
         f"nobody-{optimizer}-trainings": functools.partial(untuned_trainings, optimizer)
         for optimizer in UNTUNED_ROWS

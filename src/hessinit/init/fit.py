@@ -340,7 +340,12 @@ class _Fitting:
                 [target for target in self.targets if target.key in blocks.remaining], goal
             )
         adam = AdamRule() if request.is_adaptive else None
-        scaler = SymmetryScaler(model.factory, blocks, adam, tolerance)
+        readout: list[str] = []
+        # Of tokens that are rare, a sharp readout learns noise, but for Adam.
+        if request.is_adaptive or not self.traits.tokens:
+            last = self.paths.last
+            readout = [target.key for target in self.targets if target.name in last]
+        scaler = SymmetryScaler(model.factory, blocks, adam, tolerance, readout)
         fitted = scaler.fit_blocks_(None if request.lr == "auto" else goal.target)
         if request.lr == "auto":
             goal = request.goal(kappa, fitted.target, unscaled=True)

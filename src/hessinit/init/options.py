@@ -29,6 +29,8 @@ class Kappa:
     # lr·‖P^-½ H P^-½‖, the norm that Adam sees, of weights that are scaled along symmetries; chosen
     # by annealed losses of full trainings (benchmarks/untuned.py).
     adam: float = 1.75
+    # The part of κ that weights which make the output of a normalized network have at least.
+    readout: float = 0.25
     # Dropout adds noise to every step, so less is stable.
     dropout: float = 1.0
     # The curvature of a quadratic loss stays the same during training.

@@ -38,6 +38,7 @@ from hessinit.curvature.preconditioner import (
     gradient_moments,
     spectral_norm,
 )
+from hessinit.init.options import KAPPA
 from hessinit.init.scales import ProblemFactory, finite_or_inf, lanczos_settings, network_estimator
 from hessinit.problem.checks import layer_name
 from hessinit.problem.functional import FunctionalProblem
@@ -604,14 +605,29 @@ class SymmetricFit(NamedTuple):
 
 
 class SymmetryScaler:
-    """Multiplies the present weights by factors of symmetries, and measures the blocks."""
+    """Multiplies the present weights by factors of symmetries, and measures the blocks.
+
+    `readout` are weights that make the output: those that gains of normalizations set become at
+    least a part of the target sharp. At low rates they would hardly move otherwise, and features of
+    bounded length, as behind a normalization, then allow no confident output.
+    """
 
     def __init__(
-        self, factory: ProblemFactory, blocks: Blocks, adam: AdamRule | None, tolerance: float
+        self,
+        factory: ProblemFactory,
+        blocks: Blocks,
+        adam: AdamRule | None,
+        tolerance: float,
+        readout: Sequence[str] = (),
     ) -> None:
         self._factory = factory
         self._blocks = blocks
         self._free = blocks.free
+        self._readout = [
+            block
+            for block in blocks.scalable[1:]
+            if block.exact and set(block.weights) <= set(readout)
+        ]
         self._adam = adam
         self._tolerance = tolerance
         self._law = 2.0 if adam is None else 1.0  # the norm falls with this power of the factor
@@ -657,7 +673,8 @@ class SymmetryScaler:
         remaining = self._blocks.remaining
         by_gains = self._blocks.scalable[1:]
         with self._curvature() as norm_of:
-            self._norms = {self._free: norm_of(self._free.weights)}
+            measured = [self._free, *self._readout]
+            self._norms = {block: norm_of(block.weights) for block in measured}
             self._remaining_norm = 0.0
             # No block of a semidefinite matrix is sharper than the matrix.
             names = [*(name for block in by_gains for name in block.weights), *remaining]
@@ -695,23 +712,24 @@ class SymmetryScaler:
             if logs[free] and 0 < norm < math.inf:
                 slope = math.log(norm_before / norm) / (logs[free] * free.power)
                 self._law = min(max(slope, self._law / 2), 2 * self._law)
-            logs = {free: self._log(free, norm / target)}
+            logs = {free: self._log(free, norm, target)}
         return total_change, bounded
 
     def _logs_to(self, target: float, exact: bool) -> dict[SymmetryBlock, float]:
         return {
-            block: self._log(block, norm / target)
+            block: self._log(block, norm, target)
             for block, norm in self._norms.items()
             if block.exact is exact
         }
 
-    def _log(self, block: SymmetryBlock, excess: float) -> float:
-        """The log factor that takes this excess away; only scale-free weights get sharper."""
-        if not 0 < excess < math.inf:
+    def _log(self, block: SymmetryBlock, norm: float, target: float) -> float:
+        """The log factor to the target; others than the scale-free weights may stay flatter."""
+        if not (0 < norm < math.inf and target > 0):
             return 0.0
-        log = math.log(excess) / (self._law * block.power)
-        largest = SYMMETRY_STEPS.largest_log
-        return min(max(log, -largest if block is self._free else 0.0), largest)
+        lowest = {self._free: target, **dict.fromkeys(self._readout, KAPPA.readout * target)}
+        goal = min(max(norm, lowest.get(block, 0.0)), target)
+        log = math.log(norm / goal) / (self._law * block.power)
+        return min(max(log, -SYMMETRY_STEPS.largest_log), SYMMETRY_STEPS.largest_log)
 
     def _scale_unmoved_(
         self, logs: dict[SymmetryBlock, float]

@@ -120,13 +120,13 @@ def advise(
     choose("curvature", curvature, MATRICES)
     search = LanczosSettings(check_tolerance(tolerance), MAX_ITERATIONS, problem.seed)
     training = Training.of(optimizer)
+    wanted = LENGTHS.for_training(steps) if trial_steps is None else trial_steps
     fresh = None
     if data is not None:
-        trial_steps = LENGTHS.for_training(steps) if trial_steps is None else trial_steps
-        batches = max(1, trial_steps) * training.accumulate
+        batches = max(1, wanted) * training.accumulate
         fresh = read_trial_data(data, problem.batch, batches, problem.seed)
-    elif trial_steps is None:
-        trial_steps = LENGTHS.steps
+    if trial_steps is None:  # those on one batch have a length of their own
+        trial_steps = wanted if fresh is not None and fresh.different > 1 else LENGTHS.steps
     rule = rules.build_optimizer_rule(training, problem.model, lr=lr, layers=problem.layers)
     held = replace(problem, layers=sorted(rule.rates) or problem.layers)
     work = partial(_measure, rule=rule, curvature=curvature, settings=search)

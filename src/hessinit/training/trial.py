@@ -178,7 +178,8 @@ def lead_of(new: Trial, own: Trial, loss_range: LossRange) -> float:
         return difference * math.inf if difference else 0.0
     top = loss_range.left_after(0.0, own.losses[0])
     fall = (own.losses[0] if math.isnan(top) else top) - min(new.score, own.score)
-    return (own.score - new.score) / fall
+    # Scores on held-out batches may be above it, where the others were learned by heart.
+    return (own.score - new.score) / fall if fall > 0 else 0.0
 
 
 def learns_much(trial: Trial, loss_range: LossRange) -> bool:
@@ -273,12 +274,13 @@ class ShortTraining:
     # Until it goes on:
     _optimizer: optimizers.Stepper | None = None
     _saved: ModelState | None = None
-    _rewind: Callable[[], None] | None = None  # the global generators
+    _rewind: Callable[[], object] = lambda: None  # the global generators
 
     def train(
         self,
         batches: Iterable[Batch],
         *,
+        purpose: str,
         warmup: int = 0,
         first_loss: float = math.nan,
         score: Callable[[int, float], float] | None = None,
@@ -287,6 +289,7 @@ class ShortTraining:
     ) -> None:
         """Train on; then judge. `score(step, loss)` returns the loss that counts.
 
+        `purpose` names the stream of random numbers, which goes on where the training does.
         `first_loss`, if known, takes the place of the first mini-batch's loss. The state is kept
         where the training `goes_on`.
         """
@@ -303,8 +306,8 @@ class ShortTraining:
 
         with self.state.with_stand_ins(self.setup.seed, self.initial):
             optimizer = self._optimizer or self.setup.build(self.lr)
-            seed_everything(self.setup.seed, "trial")
-            if self._saved is not None and self._rewind is not None:
+            seed_everything(self.setup.seed, purpose)
+            if self._saved is not None:
                 self._saved.restore()
                 self._rewind()
             self.setup.make_steps(batches, optimizer, warmup, add)
@@ -411,6 +414,7 @@ class TrialSetting:
         batches = itertools.takewhile(lambda _: not is_lost(), self.pieces())
         training.train(
             itertools.islice(batches, done * self.setup.accumulate, steps * self.setup.accumulate),
+            purpose="trial",
             warmup=warmup,
             first_loss=self.first_loss if training.initial is None else math.nan,
             on_step=lambda: self.counter.step(f"{training.name} at lr = {training.lr:.3g}"),
@@ -498,9 +502,9 @@ def _with_first_loss(setting: TrialSetting) -> TrialSetting:
     with setting.state.with_stand_ins(setup.seed):
         output, batch = setup.output_of(setting.batches[0])
         first_loss = mean_over_ranks(setup.loss(output, batch.targets)).item()
-    loss_range = find_loss_range(
-        lambda free, copied: setup.loss(free, copied.targets), output, [batch]
-    )
+        loss_range = find_loss_range(
+            lambda free, copied: setup.loss(free, copied.targets), output, [batch]
+        )
     return replace(setting, setup=replace(setup, loss_range=loss_range), first_loss=first_loss)
 
 
@@ -513,10 +517,10 @@ def _accepts_half(setting: TrialSetting) -> bool:
     with setting.state.with_stand_ins(setting.setup.seed):
         output, batch = setting.setup.output_of(next(setting.pieces()))
         value = loss(output, batch.targets)
-    free = output.detach().requires_grad_()
-    half = part_of(Batch(free, batch.targets, batch.size), torch.arange(batch.size // 2))
-    (together,) = torch.autograd.grad(loss(free, batch.targets), free)
-    (alone,) = torch.autograd.grad(loss(half.inputs, half.targets), free)
+        free = output.detach().requires_grad_()
+        half = part_of(Batch(free, batch.targets, batch.size), torch.arange(batch.size // 2))
+        (together,) = torch.autograd.grad(loss(free, batch.targets), free)
+        (alone,) = torch.autograd.grad(loss(half.inputs, half.targets), free)
     of_half = together[alone != 0]
     ratio = (alone * together).sum() / of_half.square().sum()
     is_sum = bool(of_half.any()) and float(ratio) < 1.5
@@ -544,7 +548,7 @@ def try_weights(
         with tolerating(*refusals), setup.untouched() as state:
             training = ShortTraining(setup, state, lr, "present weights")
             in_turn = itertools.islice(itertools.cycle(pieces), steps)
-            training.train(in_turn)
+            training.train(in_turn, purpose="steps from 0")
             training.count_earlier_learning()
             trial = training.trial()
             if halves_only or not trial.survived:

@@ -376,7 +376,8 @@ def choose_start_(
 ) -> Initialization:
     """Train briefly from the new weights and from the user's own; write those that lead.
 
-    `own` is the trial of the user's weights, if it was made.
+    `own` is the trial of the user's weights, if it was made and they learned: then the new ones get
+    as many steps, and no more.
     """
     lr = _rate_of(result)
     new = [weight.detach().clone() for weight in weights.factory.model.parameters()]
@@ -392,7 +393,8 @@ def choose_start_(
         trainings = [setting.begin(lr, OURS, new)]
         if own is None:
             trainings.append(setting.begin(lr, YOURS))
-        ours, *rest = _try_starts(setting, trainings, steps)
+        lengths = (steps,) if own else (steps, LENGTHS.times_longer * steps)
+        ours, *rest = _try_starts(setting, trainings, lengths)
         yours = own or rest[0]
         is_new = lead_of(ours, yours, setting.setup.loss_range) > least
         if is_new:
@@ -414,10 +416,10 @@ def choose_start_(
 
 
 def _try_starts(
-    setting: TrialSetting, trainings: Sequence[ShortTraining], steps: int
+    setting: TrialSetting, trainings: Sequence[ShortTraining], lengths: Sequence[int]
 ) -> list[Trial]:
     """Train all for some steps, and on where nobody has learned in them."""
-    for length in (steps, LENGTHS.times_longer * steps):
+    for length in lengths:
         for training in trainings:
             setting.go_on(training, length, goes_on=True)
             training.count_earlier_learning()
