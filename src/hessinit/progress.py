@@ -30,9 +30,9 @@ PACE = Pace()
 class ProgressState:
     """How far a call is: `done` of `total` layers, training steps or runs, as `unit` says.
 
-    `name` is what it works on: a layer, "network" or "spectrum", a candidate of a race, or the last
-    run; "" at the end. `products` counts those with curvature matrices. The first states know
-    little about `seconds_left`.
+    `name` is what it works on: a layer, "network" or "spectrum", a trial, or the last run; "" at
+    the end. `products` counts those with curvature matrices. The first states know little about
+    `seconds_left`.
 
     >>> print(ProgressState("layers", done=3, total=12, seconds=4.0, seconds_left=8.0, name="fc3"))
     3 of 12 layers, 8 seconds left: fc3

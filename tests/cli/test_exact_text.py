@@ -38,10 +38,10 @@ COMMANDS = {
     "measure-odd-names": ["measure net.py:odd_names"],
     "measure-unfinished": ["measure net.py:unfinished"],
     "measure-jacobians": [f"{MEASURE} --jacobians --diagnostics"],
-    "initialize": ["initialize net.py:problem --lr 0.1 --scheme keep --scaling all --no-race"],
-    "initialize-race": ["initialize net.py:problem --lr 0.02 --batch-size 4 --trial-steps 6"],
+    "initialize": ["initialize net.py:problem --lr 0.1 --scheme keep --scaling all --no-trials"],
+    "initialize-data": ["initialize net.py:problem --lr 0.02 --batch-size 4 --trial-steps 6"],
     "initialize-auto": ["initialize net.py:problem --lr auto --scheme keep --batch-size 4 --trial-steps 6"],
-    "initialize-adam": ["initialize net.py:problem --lr 0.01 --optimizer adam --scheme keep --no-race"],
+    "initialize-adam": ["initialize net.py:problem --lr 0.01 --optimizer adam --scheme keep --no-trials"],
     "initialize-weights": [
         "initialize net.py:problem --target 40 --scheme keep --scaling last --weights w.safetensors"
     ],
@@ -58,7 +58,7 @@ COMMANDS = {
     "new": ["new"],
     "show": ["initialize net.py:problem --target 2 --scheme keep --save i.json", "show i.json"],
 }  # fmt: skip
-NARROW = ("measure-odd-names", "advise", "initialize", "initialize-race", "track", "compare", "sweep")
+NARROW = ("measure-odd-names", "advise", "initialize", "initialize-data", "track", "compare", "sweep")
 CASES = [(name, 100) for name in COMMANDS] + [(name, 40) for name in NARROW]
 
 

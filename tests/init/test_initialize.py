@@ -373,8 +373,8 @@ def test_zeros_beside_trained_weights_stay_zero_unless_they_are_named() -> None:
     model, data = trained_before("lora")
     lora, batch = model[0], (data, labels(8))
     old = lora.down.weight.detach().clone()
-    race = {"data": [batch] * 3, "trial_steps": 3}
-    for options in ({"lr": 0.1}, {"lr": 0.1, **race}, {"lr": 1e-3, "optimizer": "adam"}):
+    fresh = {"data": [batch] * 3, "trial_steps": 3}
+    for options in ({"lr": 0.1}, {"lr": 0.1, **fresh}, {"lr": 1e-3, "optimizer": "adam"}):
         call(initialize_, model, LOSS, batch, overwrite=True, **options)
         assert not lora.up.weight.any()
     assert not torch.equal(lora.down.weight, old)

@@ -188,7 +188,7 @@ def test_position_tables_that_transformers_freezes_are_no_trained_weights(kind: 
     assert all("pos" in name for name in frozen)
     kept = [model.get_parameter(name).clone() for name in frozen]
     before = copy.deepcopy(model)
-    options = {"forward": forward, "optimizer": "adamw", "report": False}
+    options = {"forward": forward, "optimizer": "adamw", "report": False, "scheme": "lsuv"}
     call(hessinit.initialize_, model, loss, batch, lr=1e-3, **options)
     assert not same_weights(before, model)
     assert all(torch.equal(model.get_parameter(name), one) for name, one in zip(frozen, kept, strict=True))

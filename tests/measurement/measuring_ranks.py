@@ -126,8 +126,8 @@ def work_on_the_first() -> Callable[[], None]:
         warnings.simplefilter("ignore")
         loss, batch = nn.CrossEntropyLoss(), whole_batch(torch.float32, 40)
         data = [(batch[0] + 0.1 * one, batch[1]) for one in range(6)]
-        race: dict[str, Any] = {"data": data, "trial_steps": 3, "progress": False}
-        for mode, options in (("batch", {}), ("layers", {"optimizer": "adamw"}), ("batch", race)):
+        fresh: dict[str, Any] = {"data": data, "trial_steps": 3, "progress": False}
+        for mode, options in (("batch", {}), ("layers", {"optimizer": "adamw"}), ("batch", fresh)):
             given: dict[str, Any] = {"lr": 0.5, **options}
             alone, model = network(torch.float32), network(torch.float32)
             with torch.no_grad():  # other weights on the others, which get those of rank 0

@@ -35,7 +35,7 @@ REFUSALS = [
     "0.weight is a DTensor outside of fully_shard, as in tensor parallelism (parallelize_module)",
     "the number of batches is 2 on rank 1, and 1 on rank 0",
     "the inputs hold",
-    "data= asks for a race, and the weights of a sharded model are not raced",
+    "data= asks for trials on fresh mini-batches, and a sharded model is tried on its batch; leave it out.",
     "0 is parametrized, and a sharded weight is written as it is stored",
     "TypeError: by itself",
     "nothing refused",

@@ -9,14 +9,14 @@ import pytest
 
 from hessinit.present import describe
 from hessinit.present.document import LineChart, Paragraph, RateLine, Table
-from hessinit.present.initialization import initialization_columns
+from hessinit.present.initialization import explain_choice, initialization_columns
 from hessinit.results.curvature_report import CurvatureReport, Diagnostics, LayerCurvature, Spread
-from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan, Trial
+from hessinit.results.initialization import Initialization, PlannedWeight, SchemePlan
 from result_examples import (
+    make_compared,
     make_estimate,
     make_initialization,
     make_layer,
-    make_raced,
     make_report,
     make_symmetric,
     make_three_layers,
@@ -179,41 +179,52 @@ def test_reports_of_the_network_alone_are_one_point_and_those_that_failed_none()
     assert [column.heading for column in unmeasured] == ["layer", "scale", "‖H‖ after"]
 
 
-def test_a_race_is_a_table_and_a_chart_in_which_the_winner_stands_out() -> None:
-    document, found = describe(make_raced()), chart(make_raced(), "race")
-    assert values(found)["your weights"] == [2.4, 1.9, None, None, None, None]
-    assert [one.name for one in found.series if one.points] == ["lsuv"]  # the cross of a divergence
-    assert [one.dashed for one in found.series] == [False, True, True, True]
+def test_trials_are_a_table_and_a_chart_in_which_the_chosen_weights_stand_out() -> None:
+    document, found = describe(make_compared()), chart(make_compared(), "trials")
+    assert values(found)["your weights"] == pytest.approx([2.4, 2.3, 2.2, 2.1, 2.0, 1.9])
+    assert [(one.name, one.dashed) for one in found.series] == [("hessinit", False), ("your weights", True)]
     assert document.charts[0] == found  # of a picture, too
-    assert document.sections[0].heading == "Race"
-    assert ("Winner", "hessinit") in [(one.label, one.text) for one in document.numbers]
-    many = chart(make_raced(rates=(0.3, 1.0)), "race")
-    assert [one.name for one in many.series] == ["hessinit, 0.3", "hessinit, 1"]
+    assert document.sections[0].heading == "Trials"
+    assert ("Weights", "hessinit") in [(one.label, one.text) for one in document.numbers]
+    many = chart(make_compared(searched=(0.05, 0.2)), "trials")
+    names = ["hessinit, 0.1", "your weights, 0.05", "your weights, 0.2"]
+    assert list(dict.fromkeys(one.name for one in many.series)) == names
+    assert [one.dashed for one in many.series] == [False, True, True, True]
+    assert [one.name for one in many.series if one.points] == names[2:]  # the cross of a divergence
 
 
-def test_a_race_that_nobody_survives_says_so_with_the_rate_at_which_the_old_weights_do() -> None:
-    lost = (
-        make_trial("hessinit", 3, math.nan),
-        Trial(
-            name="lsuv",
-            lr=0.1,
-            steps=0,
-            score=math.nan,
-            survived=False,
-            losses=(),
-            reason="failed: no sample",
-        ),
+def test_the_reason_of_a_choice_says_how_both_starts_ended() -> None:
+    new, own = make_trial("hessinit", 6, 0.25), make_trial("your weights", 6, 1.9)
+    led = "the new weights were chosen: they came to 0.25 in 6 trial steps on fresh mini-batches, your own "
+    assert explain_choice((new, own), True, "met") == f"{led}to 1.9. The new ones: met"
+    lost = make_trial("your weights", 6, math.nan)
+    assert explain_choice((new, lost), True, "met") == f"{led}diverged at step 7. The new ones: met"
+    kept = (
+        "your own weights were kept: they came to 1.9 in 6 trial steps on halves of this batch, the new ones "
     )
+    worse, lost = replace(new, score=2.0), replace(lost, name="hessinit")
+    assert explain_choice((own, worse), False, "met") == f"{kept}to 2. The new ones: met"
+    assert explain_choice((own, lost), False, "met") == f"{kept}diverged at step 7. The new ones: met"
+
+
+def test_own_weights_that_ended_higher_were_kept_for_want_of_a_clear_lead() -> None:
+    trials = make_trial("your weights", 6, 0.26), make_trial("hessinit", 6, 0.25)
+    assert "your own weights were kept: they came to 0.26 in" in explain_choice(trials, True, "met")
+    assert "the new ones to 0.25, no clear lead. The new" in explain_choice(trials, True, "met")
+
+
+def test_where_no_weights_survive_the_rate_at_which_the_old_ones_do_is_told() -> None:
+    lost = make_trial("your weights", 3, math.nan), make_trial("hessinit", 0, math.nan, losses=())
     old = {"lr": 0.05, "survival": make_trial("present weights", 24, 2.4, lr=0.05), "target": None}
-    document = describe(make_raced(trials=lost, converged=False, reason="none survived", **old))
+    document = describe(make_compared(trials=lost, converged=False, reason="none survived", **old))
     assert document.answer == "learning rate: 0.05"
     stayed = "24 trial steps on this batch at lr 0.05: the loss stayed at 2.4."
-    assert document.verdict == ["No winner: none survived.", stayed]
+    assert document.verdict == ["Not met: none survived.", stayed]
     assert document.tone == "bad"
-    assert all(one.label != "Winner" for one in document.numbers)
-    assert document.chart("race")
+    assert all(one.label != "Weights" for one in document.numbers)
+    assert document.chart("trials")
     none_began = tuple(replace(trial, losses=(math.nan,)) for trial in lost)
-    assert [one.name for one in describe(make_raced(trials=none_began)).charts] == []
+    assert [one.name for one in describe(make_compared(trials=none_began)).charts] == []
 
 
 def test_the_survival_test_is_a_sentence_and_a_chart_that_a_picture_can_show() -> None:

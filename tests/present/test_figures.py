@@ -11,7 +11,7 @@ import pytest
 from hessinit.present import describe, draw, to_figure
 from hessinit.present.document import HeatMap, LineChart
 from hessinit.present.figures import draw_charts, positions
-from result_examples import every_block, hostile_report, make_layer, make_raced, make_report, rich_report
+from result_examples import every_block, hostile_report, make_compared, make_layer, make_report, rich_report
 
 mpl.use("Agg")
 
@@ -34,7 +34,7 @@ def same(found: list[float], wanted: list[float | None], is_log: bool) -> bool:
 
 
 CHARTS = [(rich_report(), one.name) for one in describe(rich_report()).charts] + [(hostile_report(), "norms")]
-CHARTS.append((make_raced(trials=make_raced().trials[:2]), "race"))
+CHARTS.append((make_compared(), "trials"))
 
 
 @pytest.mark.parametrize(("result", "name"), CHARTS, ids=[name for _, name in CHARTS])

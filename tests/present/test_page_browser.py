@@ -28,9 +28,9 @@ from result_examples import (
     example_comparison,
     example_reproduction,
     hostile_report,
+    make_compared,
     make_initialization,
     make_layer,
-    make_raced,
     make_report,
     make_symmetric,
     make_trial,
@@ -132,7 +132,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "rich": to_page(rich_report()),
         "hostile": to_page(hostile_report()),
         "initialization": to_page(make_initialization()),
-        "race": to_page(make_raced(survival=make_trial("present weights", 24, 0.3))),
+        "trials": to_page(
+            make_compared(searched=(0.05, 0.2), survival=make_trial("present weights", 24, 0.3))
+        ),
         "symmetries": to_page(make_symmetric()),
         "comparison": to_page(example_comparison()),
         "reproductions": to_page([example_reproduction(), example_reproduction("table-4-again")]),

@@ -27,10 +27,10 @@ from result_examples import (
     example_reproduction,
     example_tracking,
     hostile_report,
+    make_compared,
     make_estimate,
     make_initialization,
     make_layer,
-    make_raced,
     make_report,
     make_sweep,
     make_symmetric,
@@ -123,32 +123,32 @@ learning rate: 0.00155
 
 SGD(momentum=0.9) on fc1, fc2 and fc3 (1,234 parameters); Gauss-Newton on 32 examples; loss 2.3."""
 
-RACED = """\
- candidate       lr   steps   score   remark
-────────────────────────────────────────────────────────────
- hessinit       0.1       6    0.25   won
- your weights   0.1       2     1.9   dropped after 2 steps
- lsuv           0.1       3       –   diverged at step 4
+COMPARED = """\
+ weights         lr   steps   score   remark
+─────────────────────────────────────────────
+ hessinit       0.1       6    0.25   chosen
+ your weights   0.1       6     1.9
 
-hessinit won the race of 3: loss 0.25 after 6 steps; no other finished.
+The new weights were chosen: they came to 0.25 in 6 trial steps on fresh mini-batches, your own to
+1.9. The new ones: the network's ‖H‖ is within 5 % of 20.
 Target: the network's ‖H‖ = κ/lr = 2/0.1 = 20.
-3 candidates, 11 training steps in 0.2 s. Score: the mean loss of the last third of the steps, on
+2 trials, 12 training steps in 0.2 s. Score: the mean loss of the last third of the steps, on
 held-out batches where batches repeat. Nothing was written, or this is a copy."""
 
 AUTO = """\
-learning rate: 0.3
+learning rate: 0.1
 
- candidate       lr   steps   score   remark
-────────────────────────────────────────────────────────────
- hessinit       0.3       6    0.25   won
- your weights   0.3       2     1.9   dropped after 2 steps
- lsuv           0.3       3       –   diverged at step 4
- hessinit         1       6   0.833
- your weights     1       2     1.9   dropped after 2 steps
- lsuv             1       3       –   diverged at step 4
+ weights          lr   steps   score   remark
+──────────────────────────────────────────────────────────
+ hessinit        0.1       6    0.25   chosen
+ your weights    0.1       6     1.9
+ your weights   0.05       2     2.1
+ your weights    0.2       3       –   diverged at step 4
 
-hessinit won the race of 3: loss 0.25 after 6 steps; no other finished.
-6 candidates, 22 training steps in 0.2 s. Score: the mean loss of the last third of the steps, on
+The new weights were chosen: they came to 0.25 in 6 trial steps on fresh mini-batches, your own to
+1.9. The new ones: the network's ‖H‖ is within 5 % of 20.
+Target: the network's ‖H‖ = κ/lr = 2/0.1 = 20.
+4 trials, 17 training steps in 0.2 s. Score: the mean loss of the last third of the steps, on
 held-out batches where batches repeat. Nothing was written, or this is a copy."""
 
 SYMMETRIC = """\
@@ -213,7 +213,7 @@ TRACK = example_tracking()
 GOLDEN = [
     (make_three_layers(), 80, REPORT), (narrow_report(), 50, NARROW), (plan(), 110, PLAN),
     (forms(), 100, FORMS), (make_three_layers().advice("momentum", lr=0.1), 100, ADVICE),
-    (make_raced(), 100, RACED), (make_raced(rates=(0.3, 1.0), target=None, kappa=None), 100, AUTO),
+    (make_compared(), 100, COMPARED), (make_compared(searched=(0.05, 0.2), chose_lr=True), 100, AUTO),
     (make_symmetric(), 100, SYMMETRIC), (adam(), 100, ADAM),
 ]  # fmt: skip
 

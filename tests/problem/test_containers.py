@@ -59,7 +59,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "quadratic_form": lambda batch: quadratic_form(hessinit.Problem(TwoInputs(), LOSS, batch))[0].exact,
     "advise": lambda batch: hessinit.advise(TwoInputs(), LOSS, batch, optimizer="adamw").learning_rate,
     "initialize_": lambda batch: hessinit.initialize_(
-        TwoInputs(), LOSS, batch, lr=0.1, data=batch, progress=False, fit=hessinit.Fit(trial_steps=3)
+        TwoInputs(), LOSS, batch, lr=0.1, data=batch, optimizer="adamw", progress=False
     ).trials[0].score,
     "assert_sound": lambda batch: hessinit.assert_sound(TwoInputs(), LOSS, batch).network.norm,
     "track": lambda batch: hessinit.track(TwoInputs(), LOSS, batch, path=None).measure().norm,

@@ -67,7 +67,7 @@ class Labelled(nn.Module):
         return type("Output", (), {"logits": logits, "loss": LOSS(logits, labels)})()
 
 
-def race(model: nn.Module) -> Any:
+def on_data(model: nn.Module) -> Any:
     return hessinit.initialize_(
         model, LOSS, BATCH, lr=0.1, data=EACH, progress=False, fit=hessinit.Fit(trial_steps=3)
     )
@@ -108,7 +108,7 @@ VERBS: dict[str, Callable[[nn.Module], Any]] = {
     "gains": lambda model: hessinit.initialize_(
         model.eval(), LOSS, BATCH, lr=0.1, fit=hessinit.Fit(scaling="all")
     ),
-    "race": race,
+    "on data": on_data,
     "he": lambda model: hessinit.apply_scheme_(model, "he", sample=BATCH[0]),
     "lsuv": lambda model: hessinit.apply_scheme_(model, "lsuv", sample=BATCH[0]),
     "logits_problem": lambda model: hessinit.logits_problem(Labelled(model), NAMED),
@@ -150,7 +150,7 @@ def test_an_interrupt_at_any_moment_leaves_all_as_it_was_or_the_result_in_hand(
     verb: str, send_at: Callable[[float], None]
 ) -> None:
     run, source = VERBS[verb], random.Random(verb)
-    writes = verb in ("initialize_", "gains", "race", "he", "lsuv")
+    writes = verb in ("initialize_", "gains", "on data", "he", "lsuv")
     run(build())  # what is done once, in the first call
     torch.manual_seed(2)
     model, started = build(), time.perf_counter()

@@ -251,7 +251,7 @@ def test_the_verdict_of_measure_stays(name: str) -> None:
 
 def initialized(case: Case, lr: float | str, **options: Any) -> tuple[hessinit.Initialization, Tensor]:
     model = case.build()
-    rate = lr if isinstance(lr, str) else case.rate(lr)
+    rate = lr if isinstance(lr, str) else case.rate(lr, options.get("optimizer", "sgd"))
     result = call(hessinit.initialize_, model, case.loss, case.batch, lr=rate, progress=False, **options)
     return result, torch.cat([one.detach().double().flatten() for one in model.parameters()])
 
@@ -307,11 +307,18 @@ def test_present_weights_are_scaled_alike_where_targets_are_renamed() -> None:
     assert float((torch.cat([same, rows, offsets]) - expected).norm() / expected.norm()) < EQUAL
 
 
-def test_a_race_on_one_batch_has_the_same_winner_in_every_form() -> None:
-    first, weights = initialized(plain(), 0.1, data=[digits()])
+@pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 3e-3), ("sgd", 0.1), ("sgd", "auto")])
+def test_the_same_start_is_chosen_in_every_form(optimizer: str, lr: float | str) -> None:
+    """On halves of the batch for AdamW, for which nothing is fitted; else on ready mini-batches."""
+    images, labels = load_digits()
+    fresh = list(zip(images[256:].flatten(1).split(64)[:16], labels[256:].split(64)[:16], strict=True))
+    options: dict[str, Any] = {"optimizer": optimizer} if optimizer == "adamw" else {"data": fresh}
+    first, weights = initialized(plain(), lr, **options)
+    assert {trial.name for trial in first.trials} == {"hessinit", "your weights"}
     for variant, case in variants(plain()):
-        result, others = initialized(case, 0.1, data=[tuple(case.batch)])
+        result, others = initialized(case, lr, **options)
         assert result.trials[0].name == first.trials[0].name, variant
+        assert result.trials[0].steps == first.trials[0].steps, variant
         assert float((others - weights).norm() / weights.norm()) < EQUAL, variant
 
 

@@ -446,14 +446,11 @@ def initialize(
             dry_run=written.dry_run,
             progress=announced_trials(show) if is_compared else True,
         )
-    _write_initialization(output, initialization, written, is_compared)
+    _write_initialization(output, initialization, written)
 
 
 def _write_initialization(
-    output: Output,
-    initialization: hessinit.Initialization,
-    written: WeightsOptions,
-    is_compared: bool,
+    output: Output, initialization: hessinit.Initialization, written: WeightsOptions
 ) -> None:
     """Print the result and write its files; end the command with 1 if it did not succeed."""
     if not initialization.learned:
@@ -465,10 +462,11 @@ def _write_initialization(
         typer.echo(
             f"No weights were written. {advice} --weights FILE.safetensors to keep them.", err=True
         )
-    if is_compared and not initialization.converged:
-        stop("No weights survived at this rate: the result says more.", NOT_MET)
     if not initialization.converged and not initialization.flat_enough:
-        stop("Target not met: the result says why.", NOT_MET)
+        fault = "Target not met"
+        if initialization.target is None:
+            fault = "No weights survived at this rate"
+        stop(f"{fault}: the result says why.", NOT_MET)
 
 
 def _refuse_contradictions(fit: FitOptions, trials: TrialOptions, written: WeightsOptions) -> None:

@@ -29,6 +29,8 @@ class Kappa:
     # lr·‖P^-½ H P^-½‖, the norm that Adam sees, of weights that are scaled along symmetries; chosen
     # by annealed losses of full trainings (benchmarks/untuned.py).
     adam: float = 1.75
+    # The same for a quadratic loss.
+    adam_quadratic: float = 7.0
     # The part of κ that weights which make the output of a normalized network have at least.
     readout: float = 0.25
     # Dropout adds noise to every step, so less is stable.
@@ -324,8 +326,9 @@ class NetworkTraits:
 
     def symmetry_kappa(self, adaptive: bool) -> float:
         """lr·‖H‖ for weights that are scaled along symmetries, as the optimizer sees them."""
-        kappa = KAPPA.adam if adaptive else KAPPA.plain
-        return kappa * KAPPA.quadratic / KAPPA.plain if self.quadratic else kappa
+        if adaptive:
+            return KAPPA.adam_quadratic if self.quadratic else KAPPA.adam
+        return KAPPA.quadratic if self.quadratic else KAPPA.plain
 
     @property
     def reason_not_to_sharpen(self) -> str:

@@ -213,9 +213,8 @@ def _trial_blocks(result: Initialization) -> list[doc.Block]:
     shown = {trial.name: trial for trial in result.trials[:2]}
     caption = "Training loss from either weights"
     if len(best) > 1:
-        shown = {
-            f"{trial.name}, {w.format_number(lr)}": trial for lr, trial in sorted(best.items())
-        }
+        rates = sorted(best, key=lambda lr: (lr != result.trials[0].lr, lr))
+        shown = {f"{best[lr].name}, {w.format_number(lr)}": best[lr] for lr in rates}
         caption = "Training loss at each rate"
     description = f"{caption}. {w.unstopped(result.reason)}."
     return [*_trial_charts("trials", caption, description, shown), _trial_table(result.trials)]
@@ -260,18 +259,18 @@ def _trial_table(trials: Sequence[Trial]) -> doc.Table:
 def explain_choice(trials: Sequence[Trial], is_fresh: bool, fit: str) -> str:
     """Return which start was better and by how much, and how the new weights were fitted."""
     source = "fresh mini-batches" if is_fresh else "halves of this batch"
-    ends = [
-        w.format_number(trial.score) if trial.survived else w.unstopped(trial.reason)
-        for trial in trials
-    ]
-    steps = w.count(trials[0].steps, "trial step")
-    if trials[0].name == OURS:
-        choice = "the new weights were chosen: they came to"
-        other = "your own to"
-    else:
-        choice = "your own weights were kept: they came to"
-        other = "the new ones to"
-    return f"{choice} {ends[0]} in {steps} on {source}, {other} {ends[1]}. The new ones: {fit}"
+    chosen, other = trials
+    choice = "your own weights were kept"
+    name = "the new ones"
+    if chosen.name == OURS:
+        choice = "the new weights were chosen"
+        name = "your own"
+    score = f"{w.format_number(chosen.score)} in {w.count(chosen.steps, 'trial step')}"
+    end = w.unstopped(other.reason)
+    if other.survived:
+        unclear = w.text_if(other.score < chosen.score, ", no clear lead")
+        end = f"to {w.format_number(other.score)}{unclear}"
+    return f"{choice}: they came to {score} on {source}, {name} {end}. The new ones: {fit}"
 
 
 def _symmetry_blocks(symmetries: Sequence[Symmetry]) -> list[doc.Block]:

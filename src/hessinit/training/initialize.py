@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 import warnings
@@ -28,7 +29,7 @@ from hessinit.problem.ranks import Ranks, lockstep_ranks, on_all_ranks, share_we
 from hessinit.progress import OnProgress, check_progress, report_progress
 from hessinit.results.advice import Descent
 from hessinit.results.curvature_report import CurvatureReport
-from hessinit.results.initialization import LEARNED, YOURS, Initialization, Trial
+from hessinit.results.initialization import YOURS, Initialization, Trial
 from hessinit.results.result import replacing
 from hessinit.training.optimizer_rules import build_optimizer_rule
 from hessinit.training.optimizers import AnyOptimizer, Training
@@ -230,14 +231,18 @@ def _find_weights_(fitted: FittedWeights, request: FitRequest) -> Initialization
     """Fit weights, make them survive a trial, and compare them with the user's own."""
     is_auto = request.lr == "auto"
     searched: tuple[Trial, ...] = ()
+    own: Trial | None = None
+    rate = math.nan
     if is_auto and fitted.is_fresh and not fitted.rule.tunes_itself:
-        searched = tuple(replace(trial, name=YOURS) for trial in fitted.search_rate().trials)
-    learned = [trial for trial in searched if trial.outcome == LEARNED]
-    own = min(learned, key=lambda trial: trial.score, default=None)
-    if own is None:
+        rates = fitted.search_rate()
+        rate = rates.rate
+        searched = tuple(replace(trial, name=YOURS) for trial in rates.trials)
+        at_rate = (trial for trial in searched if trial.lr == rate and rates.fresh)
+        own = next(at_rate, None)
+    if math.isnan(rate):
         result, request = _fit_survivors_(fitted, request)
     else:
-        request = replace(request, lr=own.lr)
+        request = replace(request, lr=rate)
         result = fitted.fit_(request)
     is_new = result.lr is not None and (result.scheme != "keep" or result.kappa is not None)
     is_drawn_only = request.fit.scheme == "auto" and result.kappa is None

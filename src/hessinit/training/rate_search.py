@@ -47,7 +47,6 @@ class SearchRules:
     # A loss that changes by less than this part of what could be gained stands still, and at lower
     # rates, too.
     still: float = 1e-3
-    still_fresh: float = 5e-3  # on fresh mini-batches, whose losses differ
     # Beside frozen weights, or with adapters, the length of what is trained says nothing, as B of
     # LoRA starts at 0; chosen on the development half of `benchmarks/finetuning.py`.
     adapter_times: float = 0.85
@@ -59,6 +58,9 @@ class SearchRules:
     # their length; chosen on the development tasks of `benchmarks/untuned.py`.
     rounds: tuple[float, ...] = (0.25, 0.5, 1.0)
     kept: int = 2  # trainings so many powers of 2 from the best one are kept to go on
+    # Two trials that differ by less than this part of the fall are equal there: of these the higher
+    # rate ends lower, as the schedule of the training takes its noise away.
+    tie: float = 0.02
 
     def of(self, rule: Rule | None) -> StepRules:
         """Return those of an optimizer with this closed form."""
@@ -100,7 +102,11 @@ def search_rate(
         stopped_at_end=chosen in (min(search.trials), max(search.trials)),
     )
     if not search.learned:
-        return tried
+        if setting.on_batch is None:
+            return tried
+        # On one batch, which comes again and again, a network leaves a plateau sooner.
+        rates = search_rate(setting.on_batch, optimizer, best, LENGTHS.steps)
+        return replace(rates, trials=(*trials, *rates.trials))
     if setting.is_fresh:
         rate = search.trials[chosen].lr
         return replace(tried, rate=rate, favoured=rate)
@@ -159,7 +165,7 @@ class RateSearch:
             self._steps = steps
             best = self._climb(best)
             self._forget_far_from(best)
-        if not self._has_room or not self.learned:
+        if not (self._is_fresh or (self._has_room and self.learned)):
             best = min(self.trials, key=self._score)
         if self.trials[best].outcome not in (LEARNED, DIVERGED):
             rate = self.start * 2.0**best
@@ -169,14 +175,12 @@ class RateSearch:
     def _climb(self, origin: int) -> int:
         """Go up while the loss gets lower, or else down until it gets higher."""
         best = origin
-        # A first round is too short to tell whether a network learns. Longer trials favour lower
-        # rates, so the last of several rounds does not look higher.
-        is_early = not self._is_last_round
-        may_rise = is_early or (len(self.lengths) == 1 and self._falls(origin))
+        # Longer trials favour lower rates, so the last of several rounds does not look higher.
+        may_rise = not self._is_last_round if self._is_fresh else self._falls(origin)
         while may_rise and self._has_room and self._is_better(best + 1, best):
             best += 1
         # A network that a high rate has killed says nothing of lower rates.
-        if best == origin or not (is_early or self.learned):
+        if best == origin or not (self._is_fresh or self.learned):
             while not self._is_settled(best) and self._has_room:
                 best -= 1
         return best
@@ -186,6 +190,10 @@ class RateSearch:
         for power in list(self._trainings):
             if self._is_last_round or abs(power - best) > SEARCH.kept:
                 del self._trainings[power]
+
+    @property
+    def _is_fresh(self) -> bool:
+        return self.setting.is_fresh
 
     @property
     def _is_last_round(self) -> bool:
@@ -204,13 +212,13 @@ class RateSearch:
         """
         pair = [self._trial(power), self._trial(power - 1)]
         gain = self.setting.setup.loss_range.gain(pair[0].losses[0])
-        still = (SEARCH.still_fresh if self.setting.is_fresh else SEARCH.still) * gain
+        still = SEARCH.still * gain
         if all(trial.survived and abs(trial.score - trial.losses[0]) < still for trial in pair):
             return True
         if not self._is_better(power, power - 1):
             return False
-        falls = self._falls(power) and self._falls(power - 1)
-        return not self._is_last_round or (self.learned and falls)
+        # The search on fresh mini-batches comes from below, and its first round is short.
+        return self._is_fresh or (self.learned and self._falls(power) and self._falls(power - 1))
 
     @property
     def learned(self) -> bool:
@@ -239,8 +247,10 @@ class RateSearch:
             if power not in self._trainings:
                 self._trainings[power] = self.setting.begin(self.start * 2.0**power)
             goes_on = not self._is_last_round
-            self.setting.go_on(self._trainings[power], self._steps, goes_on=goes_on)
-            self.trials[power] = self._trainings[power].trial()
+            training = self._trainings[power]
+            # Of fresh mini-batches the first steps may jump where the training recovers.
+            self.setting.go_on(training, self._steps, patient=self._is_fresh, goes_on=goes_on)
+            self.trials[power] = training.trial()
         return self.trials[power]
 
     def _score(self, power: int) -> float:
@@ -250,5 +260,10 @@ class RateSearch:
     def _falls(self, power: int) -> bool:
         return self._score(power) < self._trial(power).losses[0]
 
-    def _is_better(self, power: int, other: int) -> bool:
-        return self._score(power) < self._score(other)
+    def _is_better(self, power: int, lower: int) -> bool:
+        """Whether this rate is better than a lower one, to which a tie is no reason to go."""
+        score = self._score(lower)
+        tie = 0.0
+        if self._is_fresh and math.isfinite(score):
+            tie = SEARCH.tie * max(self.trials[lower].losses[0] - score, 0.0)
+        return self._score(power) < score + tie

@@ -20,7 +20,13 @@ from torch import Tensor, nn
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.problem.batches import Batch, part_of, read_batches
 from hessinit.problem.checks import all_finite, unwrap
-from hessinit.problem.preserve import ModelState, UserState, remember_random_state, untouched_model
+from hessinit.problem.preserve import (
+    ModelState,
+    UserState,
+    remember_random_state,
+    untouched_model,
+    untouched_random_state,
+)
 from hessinit.problem.problem import Forward, Loss, Problem
 from hessinit.problem.ranks import (
     length_over_ranks,
@@ -373,6 +379,7 @@ class TrialSetting:
     first_loss: float = math.nan  # of the first batch before any step, nan if not known
     held_out: Sequence[Batch] = ()  # where there are some, their loss is the score
     is_fresh: bool = False  # whether the batches are other examples at every step
+    on_batch: TrialSetting | None = None  # of fresh ones: the same on the batch
     counter: StepCounter = field(default_factory=lambda: StepCounter("steps"))
 
     def train(
@@ -431,7 +438,8 @@ class TrialSetting:
         if not all(map(all_finite, setup.model.parameters())):
             return math.nan
         batch = setup.copy(self.held_out[step % len(self.held_out)])
-        with UserState(setup.model, setup.loss, setup.forward).with_stand_ins(seed=setup.seed):
+        state = UserState(setup.model, setup.loss, setup.forward)
+        with untouched_random_state(), state.with_stand_ins(seed=setup.seed):
             return loop.evaluate_loss(setup.model, setup.loss, batch, setup.forward).item()
 
     def first_move(self, lr: float) -> float:
@@ -483,9 +491,6 @@ def prepare_trials(
         setting = TrialSetting(setup, state, batches)
         with tolerating(*BATCH_REFUSALS):
             setting = _with_first_loss(setting)
-        if data is not None and data.different > 1:
-            yield replace(setting, batches=data.batches, held_out=data.held_out, is_fresh=True)
-            return
         ranks = lockstep_ranks()
         few = len(batches) > 1 or batches[0].size * (ranks.size if ranks else 1) < FEWEST_TO_HALVE
         if not on_any_rank(few):
@@ -493,6 +498,9 @@ def prepare_trials(
                 halved = replace(setting, order=order_by_content(batches[0], setup.seed))
                 if _accepts_half(halved):
                     setting = halved
+        if data is not None and data.different > 1:
+            fresh = replace(setting, batches=data.batches, order=None, held_out=data.held_out)
+            setting = replace(fresh, is_fresh=True, on_batch=setting)
         yield setting
 
 

@@ -73,7 +73,7 @@ class FittedWeights:
 
     @functools.cached_property
     def setup(self) -> TrainingSetup:
-        """What trials and races share."""
+        """What trials share."""
         setup = TrainingSetup.of(self.factory.problem, self.training)
         return replace(setup, loss_range=self.factory.loss_range)
 
@@ -333,7 +333,8 @@ def search_rate_(
     lr = result.lr or math.nan
     rates = weights.search_rate(lr)
     if math.isnan(rates.rate):
-        return weights.nothing_learned_(result, request, rates.trials)
+        trials = [replace(trial, name=OURS) for trial in rates.trials]
+        return weights.nothing_learned_(result, request, trials)
     learned = [trial for trial in rates.trials if trial.outcome == LEARNED]
     return replace(
         result,
