@@ -35,7 +35,7 @@ Given = dict[str, Any]
 LIKE = {"sweep": "compare"}
 SHORT: Given = {"steps": 10, "seeds": 1, "workers": 1, "progress": False, "batch_size": 3}
 PROBLEM: Given = {"loss": LOSS, "batch": batch()}
-RACE: Given = {"lr": 0.1, "data": batch(), "optimizer": "adamw", "trial_steps": 3, "progress": False}
+TRIALS: Given = {"lr": 0.1, "data": batch(), "optimizer": "adamw", "trial_steps": 3, "progress": False}
 # What a verb takes in one argument: the options of that argument stand for it.
 SETTINGS = {"compare": hessinit.RunSettings, "sweep": hessinit.RunSettings, "track": hessinit.TrackSettings}
 # What every call of a function passes, unless the example says otherwise; `model` is made anew each time.
@@ -51,7 +51,7 @@ CALLS: dict[str, Given] = {
     "gauss_newton": PROBLEM,
     "hessian": PROBLEM,
     "initialize_": {**PROBLEM, "lr": 0.1, "progress": False},
-    "initialize_, race": {**PROBLEM, **RACE},
+    "initialize_, data": {**PROBLEM, **TRIALS},
     "jacobian": PROBLEM,
     "load": {},
     "logits_problem": {"batch": batch()},
@@ -141,13 +141,20 @@ RIGHT: dict[str, list[Any]] = {
     "apply_scheme_.forward": [lambda: {"forward": run, "sample": inputs()}, None],
     "gains": [{"gains": {"0": 1.5}}, {"gains": {}}, None],
     "generator": [lambda: torch.Generator().manual_seed(3), None],
-    "initialize_.data": [*({"data": data, "trial_steps": 3} for data in (batch(), [batch(3)] * 3)), None],
+    **{
+        f"{verb}.data": [*({"data": data, "trial_steps": 3} for data in (batch(), [batch(3)] * 3)), None]
+        for verb in ("advise", "initialize_")
+    },
+    **{
+        f"{verb}.steps": [{"steps": 12, "data": [batch(3)] * 3}, 1, None]
+        for verb in ("advise", "initialize_")
+    },
     "assert_sound, adamw.lr": [0.1, 0.01, None],
     "initialize_.lr": [0.1, {"lr": "auto", "trial_steps": 3}, {"lr": None, "data": None}],
     "initialize_.momentum": [0.5, 0],
     "initialize_.optimizer": ["sgd", "adamw", lambda: SGD],
     "initialize_.progress": [True, False, lambda: lambda state: None],
-    "initialize_.trial_steps": [3, 5],
+    "initialize_.trial_steps": [3, 5, None],
     "layers": [None, "0", "*", ["0", "2.weight"], ("2",), {"0"}, lambda: (name for name in ("0", "2"))],
     "learning_rate": [0.1, 3],
     "learning_rates": [[0.1, 0.2], (1,), lambda: iter([0.1])],
@@ -191,6 +198,7 @@ RIGHT: dict[str, list[Any]] = {
     "task": ["auto", "classification"],
     "times_stable": [1000, 4.0],
     "tolerance": [1e-2, 0.05],
+    "advise.trial_steps": [0, 5, None],
     "trial_steps": [0, 5],
     "workers": [1, None],
 }
@@ -234,6 +242,7 @@ WRONG: dict[str, list[Any]] = {
     "initialize_.optimizer": [*OPTIMIZERS, lambda: SGD(network().parameters(), lr=0.1)],
     "initialize_.progress": [3, "yes", takes_nothing],
     "initialize_.trial_steps": [*WHOLE, 2],
+    **{f"{verb}.steps": [*WHOLE, 0] for verb in ("advise", "initialize_")},
     "layers": ["5", [], [3], ["0", None], 3, True, torch.tensor(0.5), ""],
     "learning_rate": [*NUMBER, 0, [0.1]],
     "learning_rates": [0.1, [], "0.1", [0.1, 0.1], [-0.1], [None], torch.tensor(0.1)],

@@ -148,8 +148,8 @@ UNKNOWN = "–"
 
 
 @functools.cache
-def untuned_results(record: str = "untuned.jsonl") -> tuple[Any, Any]:
-    """The module `untuned_report`, and its results of the held-out tasks."""
+def untuned_results(*first: str) -> tuple[Any, Any]:
+    """The module `untuned_report`, and its results of the held-out tasks; cells of `first` win."""
     environment = dict(os.environ)
     sys.path.insert(0, str(BENCHMARKS))
     try:
@@ -159,17 +159,17 @@ def untuned_results(record: str = "untuned.jsonl") -> tuple[Any, Any]:
         sys.path.remove(str(BENCHMARKS))
         os.environ.clear()
         os.environ.update(environment)  # the benchmark asks for one thread
-    cells = untuned_report.read_records([RESULTS / record])
+    cells = untuned_report.read_records([RESULTS / record for record in ("untuned.jsonl", *first)])
     return untuned_report, untuned_report.Results(cells, untuned_tasks.HELD_OUT, (0, 1))
 
 
 @functools.cache
-def untuned_row(optimizer: str, row: str) -> dict[str, str]:
+def untuned_row(optimizer: str, row: str, *first: str) -> dict[str, str]:
     """Held-out loss over the best of six rates, failed trainings, and the cost of the search in steps.
 
     The tasks are those whose grid is on record; unknown where one of them lacks this row.
     """
-    report, results = untuned_results()
+    report, results = untuned_results(*first)
     horizons = report.AVERAGED
     pairs = [pair for pair in results.pairs(horizons) if pair[1] == optimizer]
     label, contestant = UNTUNED_ROWS[optimizer][row]
@@ -196,8 +196,8 @@ def signed(excess: float) -> str:
     return f"{100 * excess:+.{digits}f}".replace("-", "−").replace("+0.0", "0.0").replace("−0.0", "0.0")
 
 
-def untuned_number(optimizer: str, row: str, column: str) -> str:
-    return untuned_row(optimizer, row)[column]
+def untuned_number(optimizer: str, row: str, column: str, *first: str) -> str:
+    return untuned_row(optimizer, row, *first)[column]
 
 
 def untuned_table(optimizer: str) -> str:
@@ -303,6 +303,15 @@ NUMBERS: dict[str, Callable[[], str]] = {
         f"nobody-{optimizer}-{row}-{column}": functools.partial(untuned_number, optimizer, row, column)
         for optimizer, rows in UNTUNED_ROWS.items()
         for row in rows
+        for column in UNTUNED_COLUMNS
+    },
+    # The same before the repairs that the first scoring led to
+    **{
+        f"first-{optimizer}-{row}-{column}": functools.partial(
+            untuned_number, optimizer, row, column, "untuned-first.jsonl"
+        )
+        for optimizer in UNTUNED_ROWS
+        for row in ("auto", "advise", "advise-data")
         for column in UNTUNED_COLUMNS
     },
     **{

@@ -23,6 +23,7 @@ from hessinit.measurement.loss_range import UNKNOWN, LossRange
 from hessinit.results.initialization import OURS, YOURS, Trial
 from hessinit.training import weight_trials
 from hessinit.training.initialize import initialize_
+from hessinit.training.rate_search import SEARCH
 from hessinit.training.trial import lead_of
 from hessinit.training.trial_data import read_trial_data
 from zoo.snapshot import differences, snapshot
@@ -275,23 +276,10 @@ def test_the_rate_is_searched_for_the_user_s_own_weights_and_both_starts_are_tri
                 found.append([LOSS(trained(one.inputs), one.targets).item() for one in data.held_out])
         return statistics.fmean(map(statistics.fmean, found[32:]))
 
-    assert score(result.lr) < 1.1 * min(score(trial.lr) for trial in search)
+    half = score(result.lr / 2)
+    assert score(result.lr) < half + SEARCH.tie * (chosen.losses[0] - half)
     lead = chosen.score - other.score
     assert lead < (0 if chosen.name == "hessinit" else 0.01 * math.log(10))
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
-def test_a_start_that_learns_later_has_no_more_steps_than_the_user_s_own(optimizer: str) -> None:
-    """In three steps, which the user's weights need, those of a deep network learn nothing."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-    with torch.no_grad():
-        model[3].weight.mul_(10)  # and is unlearned by any step
-    result = initialize_(
-        model, LOSS, BATCH, lr="auto", data=DATA, optimizer=optimizer, fit=Fit(trial_steps=3)
-    )
-    assert {trial.name for trial in result.trials[:2]} == {"hessinit", "your weights"}
-    assert result.trials[0].steps == result.trials[1].steps
 
 
 def scored(score: float, outcome: str = "learned", first: float = 2.5) -> Trial:

@@ -402,7 +402,7 @@ def quadratic_data(count: int) -> tuple[nn.Module, Any, list[tuple[Tensor, Tenso
 
 
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("momentum", 0.9)])
-def test_the_rate_of_a_quadratic_is_the_best_that_was_tried_and_below_the_limit(
+def test_the_rate_of_a_quadratic_is_the_highest_that_ends_as_low_as_any_and_below_the_limit(
     optimizer: str, momentum: float
 ) -> None:
     model, loss, batches = quadratic_data(80)
@@ -427,14 +427,22 @@ def test_the_rate_of_a_quadratic_is_the_best_that_was_tried_and_below_the_limit(
 
     ends = {trial.lr: trial.score for trial in advice.trials if trial.steps == 48}
     assert ends == pytest.approx({lr: score(lr) for lr in ends})
-    assert min(ends, key=ends.__getitem__) == advice.learning_rate
-    assert ends[advice.learning_rate] < min(score(advice.learning_rate * factor) for factor in (0.5, 2))
+    first = loss(model(batches[0][0]), batches[0][1]).item()
+
+    def is_tied(lr: float) -> bool:
+        """Whether this rate ends lower than half of it, or higher by 2 % of the fall there at most."""
+        half = score(lr / 2)
+        return score(lr) < half + 0.02 * (first - half)
+
+    assert advice.learning_rate in ends
+    assert is_tied(advice.learning_rate)
+    assert not is_tied(2 * advice.learning_rate)
 
 
 @pytest.mark.parametrize(
     ("options", "longest"),
     [
-        ({"steps": 300}, 48), ({"steps": 1000}, 65), ({}, 65), ({"steps": 20}, 20), ({"steps": 10_000}, 115),
+        ({"steps": 300}, 48), ({"steps": 1000}, 65), ({}, 65), ({"steps": 100}, 36), ({"steps": 10_000}, 115),
         ({"steps": 300, "trial_steps": 24}, 24),
     ],
 )  # fmt: skip
@@ -510,6 +518,7 @@ def test_everything_but_the_weights_is_left_as_found(problem: str, optimizer: st
         model, loss, first_of(data), lr=lr, data=data, optimizer=optimizer, fit=fit, progress=False
     )
     assert {trial.name for trial in result.trials[:2]} == {OURS, YOURS}
+    assert len({trial.steps for trial in result.trials[:2] if trial.survived}) == 1
     assert bits(model, loss, weights=False) == before
     assert (bits(model, loss) == values) == (result.trials[0].name == YOURS)
     result.undo()
@@ -576,9 +585,9 @@ def test_whatever_is_raised_the_model_is_as_found(place: str, error: BaseExcepti
             initialize(fuse).undo()
             passed.append(fuse)
         assert bits(model, own_loss) == before, f"{place}, call {fuse} of {total}"
-    # What a loss could gain stays unknown where the loss fails on other outputs than the model's.
-    may_pass = place == "loss" and isinstance(error, Exception)
-    assert len(passed) <= (len(fuses) // 2 if may_pass else 0)
+    # What a loss could gain, or how exact a product is, stays unknown where the user's code fails.
+    may_pass = place in ("forward", "loss") and isinstance(error, Exception)
+    assert len(passed) <= (2 * len(fuses) // 3 if may_pass else 0)
 
 
 @pytest.mark.filterwarnings("ignore::hessinit.errors.ConvergenceWarning")

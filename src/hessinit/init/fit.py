@@ -340,12 +340,7 @@ class _Fitting:
                 [target for target in self.targets if target.key in blocks.remaining], goal
             )
         adam = AdamRule() if request.is_adaptive else None
-        readout: list[str] = []
-        # Of tokens that are rare, a sharp readout learns noise, but for Adam.
-        if request.is_adaptive or not self.traits.tokens:
-            last = self.paths.last
-            readout = [target.key for target in self.targets if target.name in last]
-        scaler = SymmetryScaler(model.factory, blocks, adam, tolerance, readout)
+        scaler = SymmetryScaler(model.factory, blocks, adam, tolerance, self._readout())
         fitted = scaler.fit_blocks_(None if request.lr == "auto" else goal.target)
         if request.lr == "auto":
             goal = request.goal(kappa, fitted.target, unscaled=True)
@@ -363,6 +358,12 @@ class _Fitting:
         )
         reason = f"{fitted.reason}; {unmoved}" if fitted.reason else ""
         return Solution(goal, SYMMETRIES, reason=reason, symmetries=fitted.symmetries, met=met)
+
+    def _readout(self) -> list[str]:
+        """The weights that make the output; none where a sharp readout of tokens learns noise."""
+        if self.traits.tokens and not self.request.is_adaptive:
+            return []
+        return [target.key for target in self.targets if target.name in self.paths.last]
 
     def _lower_(self, remaining: list[Target], goal: FitGoal) -> None:
         """Scale down weights that no symmetry reaches, if that brings the norm to the target."""

@@ -137,6 +137,12 @@ class TriedRates:
     trained_before: bool = False
     fresh: bool = False
 
+    @property
+    def best_on_data(self) -> Trial | None:
+        """The trial at the rate that was found on fresh mini-batches."""
+        at_rate = (trial for trial in self.trials if trial.lr == self.rate and self.fresh)
+        return next(at_rate, None)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LearningRateAdvice(Result):

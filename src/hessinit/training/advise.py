@@ -49,8 +49,8 @@ from hessinit.results.curvature_report import MATRICES
 from hessinit.training import optimizer_rules as rules
 from hessinit.training.optimizers import AnyOptimizer, Training
 from hessinit.training.rate_search import search_rate, try_warmup
-from hessinit.training.trial import LENGTHS, TrainingSetup, prepare_trials
-from hessinit.training.trial_data import TrialData, note_trial_data, read_trial_data
+from hessinit.training.trial import LENGTHS, TrainingSetup, prepare_trials, read_trials
+from hessinit.training.trial_data import TrialData, note_trial_data
 
 MAX_ITERATIONS = 200  # of Lanczos; a norm that has not converged by then says so
 
@@ -114,30 +114,24 @@ def advise(
     check_switches(strict=strict)
     if trial_steps is not None:
         trial_steps = check_whole("trial_steps", trial_steps, at_least=0)
-    if steps is not None:
-        steps = check_whole("steps", steps, at_least=1)
     problem = as_problem(problem, loss, batch)
     choose("curvature", curvature, MATRICES)
     search = LanczosSettings(check_tolerance(tolerance), MAX_ITERATIONS, problem.seed)
     training = Training.of(optimizer)
-    wanted = LENGTHS.for_training(steps) if trial_steps is None else trial_steps
-    fresh = None
-    if data is not None:
-        batches = max(1, wanted) * training.accumulate
-        fresh = read_trial_data(data, problem.batch, batches, problem.seed)
-    if trial_steps is None:  # those on one batch have a length of their own
-        trial_steps = wanted if fresh is not None and fresh.different > 1 else LENGTHS.steps
+    length, fresh = read_trials(problem, training, data, steps, trial_steps)
+    if trial_steps is None and (fresh is None or fresh.different == 1):
+        length = LENGTHS.steps
     rule = rules.build_optimizer_rule(training, problem.model, lr=lr, layers=problem.layers)
     held = replace(problem, layers=sorted(rule.rates) or problem.layers)
     work = partial(_measure, rule=rule, curvature=curvature, settings=search)
     try:
         measured, limit, facts, gradient = exactly_or_plainly(held, "auto", work)
     except DerivativeError as failure:
-        if not trial_steps:
+        if not length:
             raise
         measured, limit, facts, gradient = _measure_without_limit(held, work, failure)
     rates, warmup, fault = _try_rates(
-        TrainingSetup.of(problem, training), measured.batches, fresh, rule, limit.best, trial_steps
+        TrainingSetup.of(problem, training), measured.batches, fresh, rule, limit.best, length
     )
     facts["notes"] += (*fault, *note_trial_data(fresh, steps))
     if rates is not None and rates.trained_before and limit.frozen:

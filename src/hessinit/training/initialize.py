@@ -27,14 +27,14 @@ from hessinit.problem.preserve import uninterrupted
 from hessinit.problem.problem import Loss, Problem, as_problem
 from hessinit.problem.ranks import Ranks, lockstep_ranks, on_all_ranks, share_weights
 from hessinit.progress import OnProgress, check_progress, report_progress
-from hessinit.results.advice import Descent
+from hessinit.results.advice import Descent, TriedRates
 from hessinit.results.curvature_report import CurvatureReport
-from hessinit.results.initialization import YOURS, Initialization, Trial
+from hessinit.results.initialization import YOURS, Initialization
 from hessinit.results.result import replacing
 from hessinit.training.optimizer_rules import build_optimizer_rule
 from hessinit.training.optimizers import AnyOptimizer, Training
-from hessinit.training.trial import LENGTHS
-from hessinit.training.trial_data import note_trial_data, read_trial_data
+from hessinit.training.trial import read_trials
+from hessinit.training.trial_data import note_trial_data
 from hessinit.training.weight_trials import FittedWeights, choose_start_, search_rate_, survive_
 
 
@@ -129,8 +129,6 @@ def initialize_(
     problem = as_problem(problem, loss, batch)
     check_progress(progress)
     checks.check_switches(dry_run=dry_run)
-    if steps is not None:
-        steps = checks.check_whole("steps", steps, at_least=1)
     model = checks.unwrap(problem.model)
     checks.check_present(model, sharded=lockstep_ranks() is not None)
     _check_in_lockstep(model)
@@ -145,11 +143,7 @@ def initialize_(
     request = _read_request(lr, target, training, fit, model)
     checks.check_dropout(model, problem.dropout)
     factory = scales.ProblemFactory(_with_batch_read(problem), fit.curvature)
-    length = fit.trial_steps or LENGTHS.for_training(steps)
-    fresh = None
-    if data is not None:
-        count = length * training.accumulate
-        fresh = read_trial_data(data, factory.problem.batch, count, problem.seed)
+    length, fresh = read_trials(factory.problem, training, data, steps, fit.trial_steps)
     biases: list[nn.Parameter] = []
     if problem.layers is None:
         biases = [
@@ -229,27 +223,23 @@ def _find_writable(
 
 def _find_weights_(fitted: FittedWeights, request: FitRequest) -> Initialization:
     """Fit weights, make them survive a trial, and compare them with the user's own."""
-    is_auto = request.lr == "auto"
-    searched: tuple[Trial, ...] = ()
-    own: Trial | None = None
-    rate = math.nan
-    if is_auto and fitted.is_fresh and not fitted.rule.tunes_itself:
+    rate = request.lr
+    rates = TriedRates(trials=())
+    if rate == "auto" and fitted.is_fresh and not fitted.rule.tunes_itself:
         rates = fitted.search_rate()
-        rate = rates.rate
-        searched = tuple(replace(trial, name=YOURS) for trial in rates.trials)
-        at_rate = (trial for trial in searched if trial.lr == rate and rates.fresh)
-        own = next(at_rate, None)
-    if math.isnan(rate):
+    if math.isnan(rates.rate):
         result, request = _fit_survivors_(fitted, request)
     else:
-        request = replace(request, lr=rate)
+        request = replace(request, lr=rates.rate)
         result = fitted.fit_(request)
     is_new = result.lr is not None and (result.scheme != "keep" or result.kappa is not None)
     is_drawn_only = request.fit.scheme == "auto" and result.kappa is None
+    own = rates.best_on_data
     if is_new and (fitted.is_fresh or is_drawn_only):
-        result = choose_start_(fitted, result, request, own)
-    trials = (*result.trials, *(trial for trial in searched if trial is not own))
-    return replace(result, trials=trials, chose_lr=is_auto and result.lr is not None)
+        result = choose_start_(fitted, result, request, own and replace(own, name=YOURS))
+    searched = [replace(trial, name=YOURS) for trial in rates.trials if trial is not own]
+    chose_lr = rate == "auto" and result.lr is not None
+    return replace(result, trials=(*result.trials, *searched), chose_lr=chose_lr)
 
 
 def _fit_survivors_(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hessinit.measurement.loss_range import UNKNOWN, LossRange, find_loss_range
 from hessinit.problem.batches import Batch, part_of, read_batches
-from hessinit.problem.checks import all_finite, unwrap
+from hessinit.problem.checks import all_finite, check_whole, unwrap
 from hessinit.problem.preserve import (
     ModelState,
     UserState,
@@ -49,7 +49,7 @@ from hessinit.training.loop import (
     order_by_content,
     seed_everything,
 )
-from hessinit.training.trial_data import TrialData
+from hessinit.training.trial_data import TrialData, read_trial_data
 
 Build = Callable[[float], optimizers.Stepper]
 
@@ -477,6 +477,29 @@ class TrialSetting:
         source = generator(self.setup.seed, "halves")
         for batch in itertools.cycle(self.batches):
             yield batch if self.order is None else half_of(batch, self.order, source)
+
+
+def read_trials(
+    problem: Problem,
+    training: optimizers.Training,
+    data: Any,
+    steps: int | None,
+    length: int | None,
+) -> tuple[int, TrialData | None]:
+    """Return the length of a trial for a training of `steps` steps, unless it is given, and data.
+
+    >>> problem = Problem(nn.Linear(1, 1), nn.MSELoss(), (torch.ones(1, 1), torch.ones(1, 1)))
+    >>> read_trials(problem, optimizers.Training("sgd"), None, steps=300, length=None)
+    (48, None)
+    """
+    if steps is not None:
+        steps = check_whole("steps", steps, at_least=1)
+    if length is None:
+        length = LENGTHS.for_training(steps)
+    if data is None:
+        return length, None
+    batches = max(1, length) * training.accumulate
+    return length, read_trial_data(data, problem.batch, batches, problem.seed)
 
 
 @contextlib.contextmanager

@@ -217,7 +217,7 @@ def survive_(
         reason = f"{reason}; with {change}, since without the loss blew up in a trial"
     fitted = replace(fitted, survival=trial, reason=reason)
     if request.lr == "auto" and trial.outcome != LEARNED:
-        fitted = _search_longer_(weights, fitted, request)
+        fitted = search_rate_(weights, fitted, request)
     elif orders or change:
         fitted = _with_orders(fitted, orders or weights.try_orders(lr))
     return fitted, used if change else request
@@ -311,17 +311,6 @@ def _describe_change(result: Initialization, used: FitRequest, request: FitReque
     if used.flatter > 1 and result.kappa:
         changes.append(f"κ = {result.kappa:.3g}")
     return " and ".join(changes)
-
-
-def _search_longer_(
-    weights: FittedWeights, result: Initialization, request: FitRequest
-) -> Initialization:
-    """Search a rate for weights that learn nothing at theirs, also in a long trial."""
-    lr = _rate_of(result)
-    longer = weights.trial(lr, margin=1.0, steps=LENGTHS.times_longer * SURVIVAL.steps)
-    if longer.outcome == LEARNED:
-        return replace(result, survival=longer)
-    return search_rate_(weights, result, request)
 
 
 def search_rate_(
