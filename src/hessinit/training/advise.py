@@ -138,8 +138,8 @@ def advise(
         facts["notes"] += (say.NO_GRADIENT_YET,)
     seconds = measured.clock() - started
     facts |= {"seconds": seconds, "gradients": in_gradients(seconds, gradient.seconds)}
-    length = math.hypot(*(float(part.norm()) for part in gradient.by_leaf.values()))
-    clipping = say.explain_clipping(training.clip_norm, length_over_ranks(length), limit.stable)
+    steepness = math.hypot(*(float(part.norm()) for part in gradient.by_leaf.values()))
+    clipping = say.explain_clipping(training.clip_norm, length_over_ranks(steepness), limit.stable)
     advice = _advise(rule, limit, rates, warmup, clipping, facts)
     if not advice.converged:
         unreached = ConvergenceError(
