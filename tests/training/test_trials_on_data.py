@@ -413,30 +413,30 @@ def test_the_rate_of_a_quadratic_is_the_highest_that_ends_as_low_as_any_and_belo
     assert all(trial.lr < limit for trial in advice.trials if trial.survived)
     read = read_trial_data(batches, None, 48)
 
-    def score(lr: float) -> float:
-        """The mean of the last third of 48 steps, by a loop of its own."""
+    def score(lr: float, steps: int = 48) -> float:
+        """The mean of the last third of so many steps, by a loop of its own."""
         trained, losses = copy.deepcopy(model), []
         stepper = torch.optim.SGD(trained.parameters(), lr, momentum=momentum)
-        for batch in read.batches:
+        for batch in read.batches[:steps]:
             stepper.zero_grad()
             value = loss(trained(batch.inputs), batch.targets)
             value.backward()
             stepper.step()
             losses.append(value.item())
-        return statistics.fmean(losses[32:])
+        return statistics.fmean(losses[-steps // 3 :])
 
     ends = {trial.lr: trial.score for trial in advice.trials if trial.steps == 48}
     assert ends == pytest.approx({lr: score(lr) for lr in ends})
     first = loss(model(batches[0][0]), batches[0][1]).item()
 
-    def is_tied(lr: float) -> bool:
+    def is_tied(lr: float, steps: int = 48) -> bool:
         """Whether this rate ends lower than half of it, or higher by 2 % of the fall there at most."""
-        half = score(lr / 2)
-        return score(lr) < half + 0.02 * (first - half)
+        half = score(lr / 2, steps)
+        return score(lr, steps) < half + 0.02 * (first - half)
 
     assert advice.learning_rate in ends
     assert is_tied(advice.learning_rate)
-    assert not is_tied(2 * advice.learning_rate)
+    assert not all(is_tied(2 * advice.learning_rate, steps) for steps in (12, 24, 48))
 
 
 @pytest.mark.parametrize(
@@ -468,6 +468,23 @@ def test_one_batch_of_data_is_no_fresh_one() -> None:
     ]
     assert fitted[0].survival == fitted[1].survival
     assert fitted[0].lr == fitted[1].lr
+
+
+def test_where_no_trial_on_fresh_mini_batches_learns_those_on_the_batch_decide() -> None:
+    """Labels at random: what is seen once teaches nothing, and one batch can be learned by heart."""
+    labels = torch.randint(10, (1600,), generator=torch.Generator().manual_seed(0))
+    data = digits()[0], labels
+    wide = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))  # noqa: E731
+    models = [wide(), wide()]
+    models[1].load_state_dict(models[0].state_dict())
+    alone = advise(models[0], ENTROPY, first_of(data, 64), optimizer="adam")
+    advice = advise(models[1], ENTROPY, first_of(data, 64), optimizer="adam", data=data, steps=300)
+    assert alone.learns
+    assert advice.learning_rate == alone.learning_rate
+    fresh = advice.trials[: -len(alone.trials)]
+    assert advice.trials[len(fresh) :] == alone.trials
+    assert {trial.outcome for trial in fresh} <= {"did not learn", "diverged"}
+    assert 48 in {trial.steps for trial in fresh}
 
 
 class Counted(TensorDataset):

@@ -383,12 +383,14 @@ class _Fitting:
         request = self.request
         decoupled = request.optimizer == "adamw"
         is_given = request.fit.scheme == "keep"
-        drawn = "the given weights" if is_given else f"the weights of {request.scheme_name}"
+        source = "the given weights are kept"
+        if not is_given:
+            source = f"the weights were drawn by {request.scheme_name}"
         size = self.model.output().size
         if self.traits.quadratic and request.fit.scheme == "auto" and 0 < size < math.inf:
             log = math.log(SCALING.small_output_quadratic / size)
             self.model.scale_(dict.fromkeys(self.paths.last, log))
-            drawn = f"{drawn}, with a small output,"
+            source = f"{source}, with a small output"
         optimizer = {"adamw": "AdamW", "adam": "Adam"}.get(request.optimizer, request.optimizer)
         # That of other optimizers is searched by trials.
         rate = math.nan if request.lr == "auto" else request.lr
@@ -399,7 +401,7 @@ class _Fitting:
         cause = f"steps of {optimizer} do not grow with the gradient"
         if not request.is_adam_like:
             cause = f"none is known that suits a rate of {optimizer}"
-        met = f"no curvature was fitted, as {cause}: {drawn} are kept"
+        met = f"no curvature was fitted, as {cause}: {source}"
         return Solution(goal, NOT_SCALED, met=met)
 
     def _solve_network_(self) -> Solution:
