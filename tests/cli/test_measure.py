@@ -6,12 +6,14 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from calls import measure
-from hessinit import CurvatureReport, LearningRateAdvice, load, plan
+from hessinit import CurvatureReport, LearningRateAdvice, Problem, advise, load, plan
 from hessinit.cli.measure import tell_rate
 from hessinit.results.curvature_report import ONLY_BOUNDED
 from hessinit.training.assert_sound import Judgement
+from hessinit.training.loop import read_data
 from result_examples import make_estimate, make_three_layers
 
 from .conftest import refused, without_seconds
@@ -152,9 +154,20 @@ def test_advise_says_the_learning_rate_first_and_draws_it(run, folder):
     assert (folder / "a.png").exists()
 
 
-def test_advise_measures_on_one_mini_batch_where_its_size_is_given(run):
-    advice = run("advise", "net.py:problem", "--batch-size", "4", "--json").stdout
-    assert LearningRateAdvice.from_json(advice).examples == 4
+@pytest.mark.parametrize(("options", "steps"), [("", None), ("--steps 5000", 5000)])
+def test_advise_is_exactly_the_library_s_on_mini_batches_of_the_data(run, net, options, steps):
+    command = ["advise", "net.py:drawn", "--batch-size", "4", "--optimizer", "momentum", *options.split()]
+    shown = run(*command, "--json", "--seed", "3").stdout
+    advice = LearningRateAdvice.from_json(shown)
+    assert advice.examples == 4
+    assert max(trial.steps for trial in advice.trials) == {None: 65, 5000: 97}[steps]
+    assert "on fresh mini-batches" in advice.learning_rate_reason
+    torch.manual_seed(3)
+    model, loss, data = net.drawn()
+    first = read_data(data, 4, 1).initial_batch(3)
+    problem = Problem(model, loss, (first.inputs, first.targets), seed=3)
+    expected = advise(problem, data=data, steps=steps, optimizer="momentum")
+    assert without_seconds(json.loads(shown)) == without_seconds(expected.to_dict())
 
 
 @pytest.mark.parametrize("options", ["", "--optimizer net.py:half_momentum"])
