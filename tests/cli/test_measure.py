@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 import pytest
-import torch
 
 from calls import measure
 from hessinit import CurvatureReport, LearningRateAdvice, Problem, advise, load, plan
@@ -156,14 +155,13 @@ def test_advise_says_the_learning_rate_first_and_draws_it(run, folder):
 
 @pytest.mark.parametrize(("options", "steps"), [("", None), ("--steps 5000", 5000)])
 def test_advise_is_exactly_the_library_s_on_mini_batches_of_the_data(run, net, options, steps):
-    command = ["advise", "net.py:drawn", "--batch-size", "4", "--optimizer", "momentum", *options.split()]
+    command = ["advise", "net.py:problem", "--batch-size", "4", "--optimizer", "momentum", *options.split()]
     shown = run(*command, "--json", "--seed", "3").stdout
     advice = LearningRateAdvice.from_json(shown)
     assert advice.examples == 4
     assert max(trial.steps for trial in advice.trials) == {None: 65, 5000: 97}[steps]
     assert "on fresh mini-batches" in advice.learning_rate_reason
-    torch.manual_seed(3)
-    model, loss, data = net.drawn()
+    model, loss, data = net.problem()
     first = read_data(data, 4, 1).initial_batch(3)
     problem = Problem(model, loss, (first.inputs, first.targets), seed=3)
     expected = advise(problem, data=data, steps=steps, optimizer="momentum")

@@ -261,6 +261,7 @@ def test_the_rate_is_searched_for_the_user_s_own_weights_and_both_starts_are_tri
     assert chosen.lr == other.lr == result.lr
     assert chosen.steps == other.steps == 48
     assert {trial.lr / result.lr for trial in search} >= {0.5, 2.0}
+    assert [state.done for state in told] == list(range(1, len(told) + 1))  # of all trials together
     assert len(told) >= sum(trial.steps for trial in result.trials)
     data = read_trial_data(DATA, BATCH, 48)
 

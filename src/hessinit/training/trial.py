@@ -504,14 +504,17 @@ def read_trials(
 
 @contextlib.contextmanager
 def prepare_trials(
-    setup: TrainingSetup, batches: Sequence[Batch], data: TrialData | None = None
+    setup: TrainingSetup,
+    batches: Sequence[Batch],
+    data: TrialData | None = None,
+    counter: StepCounter | None = None,
 ) -> Iterator[TrialSetting]:
     """Prepare trials on the mini-batches of `data`, or on halves of the batch.
 
     Without data, several batches or an indivisible one are taken whole.
     """
     with torch.inference_mode(False), torch.enable_grad(), setup.untouched() as state:
-        setting = TrialSetting(setup, state, batches)
+        setting = TrialSetting(setup, state, batches, counter=counter or StepCounter("steps"))
         with tolerating(*BATCH_REFUSALS):
             setting = _with_first_loss(setting)
         ranks = lockstep_ranks()

@@ -87,8 +87,13 @@ class FittedWeights:
     def trials(self) -> Iterator[TrialSetting]:
         """Prepare trials from the present weights, on the data or on the batch."""
         batches = self.factory.problem.batches
-        with prepare_trials(self.setup, batches, self.data) as setting:
-            yield replace(setting, counter=StepCounter("steps", self.report_step))
+        with prepare_trials(self.setup, batches, self.data, self.counter) as setting:
+            yield setting
+
+    @functools.cached_property
+    def counter(self) -> StepCounter:
+        """Counts the steps of all trials."""
+        return StepCounter("steps", self.report_step)
 
     def search_rate(self, start: float = math.nan) -> TriedRates:
         """Search a rate for the present weights, as `advise` does."""
