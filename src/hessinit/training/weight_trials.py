@@ -238,16 +238,16 @@ def _flatter_until_survival_(
     lr = _rate_of(result)
     trial = weights.trial(lr)
     keeps_draw = result.scheme == "keep" and request.fit.scheme == "auto"
-    if trial.survived and (trial.outcome == LEARNED or not keeps_draw):
+    if trial.survived and not keeps_draw:
         return result, request, trial, ()
     requests = [request]
     if keeps_draw:
         drawn = replace(request, redraws=True)
         result = weights.fit_(drawn)
         trial_of_drawn = weights.trial(lr)
-        if trial_of_drawn.outcome == LEARNED:
+        if lead_of(trial_of_drawn, trial, weights.setup.loss_range) > CHOICE.lead_on_batch:
             return result, drawn, trial_of_drawn, ()
-        if trial.survived:  # neither learns in so few steps
+        if trial.survived:
             return weights.fit_(request), request, trial, ()
         requests = [drawn]
     for flatter in _flatter_requests(result, requests[0]):
